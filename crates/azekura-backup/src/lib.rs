@@ -13,7 +13,8 @@
 //!
 //! - `prune` writes the names of the objects of a backup to a hold before it removes the manifest, at the latest g/4
 //!   later (otherwise it ends with `TooSlow`). It lists the objects, then holds and manifests. It deletes an object
-//!   that is older than g, and that neither a manifest nor a hold younger than g names.
+//!   that is older than g, and that neither a manifest nor a hold younger than g names. The same for the part of the
+//!   log that only removed backups need.
 //! - A writer lists what is stored. It uses an object again if a manifest names it, or if it is younger than g/4, or if
 //!   a hold younger than g/4 names it. Every other object it uploads, under a new name that has random digits. Within
 //!   g/4 after it began the listing it writes the names of all objects of the backup to a hold, and renews that every

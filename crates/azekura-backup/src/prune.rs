@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::{BackupError, Result};
 use crate::holds::{Start, age, held_objects, write_hold};
-use crate::layout::{BackupManifest, FILES, HOLDS, Hold, PARTS, is_data_object};
+use crate::layout::{BackupManifest, FILES, HOLDS, Hold, LOG, PARTS, is_data_object};
 use crate::log::read_headers;
 use crate::store::BackupStore;
 
@@ -45,9 +45,9 @@ pub struct PruneReport {
 }
 
 impl BackupStore {
-    /// Removes all but the newest backups, the log before the oldest of them, and objects that nothing has needed for
-    /// the grace time of the store. So the space of a removed backup is free after the first call that is made later
-    /// than the grace time.
+    /// Removes all but the newest backups, and objects that nothing has needed for the grace time of the store, those
+    /// of the log before the oldest backup included. So the space of a removed backup is free after the first call that
+    /// is made later than the grace time, and a restore that is running goes on for this time.
     ///
     /// # Errors
     /// `Invalid` if no backup would be kept; `TooSlow` if it paused for more than a quarter of the grace time while it
@@ -75,16 +75,21 @@ impl BackupStore {
             ..PruneReport::default()
         };
         // Listed before what protects them, so that what is protected meanwhile is seen.
+        let listed_logs = self.list_folder(LOG).await?;
+        let logs = read_headers(self, &record.database).await?;
         let mut candidates = BTreeMap::new();
         for folder in [FILES, PARTS] {
             candidates.extend(self.list_folder(folder).await?.into_iter().filter(|(object, _)| is_data_object(object)));
         }
+        let (oldest, oldest_kept) = (lowest_end(kept.iter().chain(&removed)), lowest_end(&kept));
+        let of_removed = logs.iter().filter(|log| log.is_before(oldest_kept, &logs) && !log.is_before(oldest, &logs));
+        let log_names = of_removed.map(|log| log.object.clone());
+        let objects: HashSet<String> = removed.iter().flat_map(|(_, of)| names(of)).chain(log_names).collect();
         let now = if options.is_dry_run {
             time_of_writer(self)
         } else {
-            let objects: HashSet<String> = removed.iter().flat_map(|(_, of)| names(of)).collect();
             let start = Start::now(self);
-            let now = write_hold(self, &Hold { objects: objects.into_iter().collect() }).await?;
+            let now = write_hold(self, &Hold { objects: objects.iter().cloned().collect() }).await?;
             for (object, _) in &removed {
                 // The hold must outlive the holds of writers that still see the manifest.
                 if start.elapsed(self) > grace / 4 {
@@ -100,18 +105,14 @@ impl BackupStore {
         live.retain(|(object, _)| removed.iter().all(|(gone, _)| gone != object));
         used.extend(kept.iter().chain(&live).flat_map(|(_, of)| names(of)));
         if options.is_dry_run {
-            used.extend(removed.iter().flat_map(|(_, of)| names(of)));
+            used.extend(objects);
         }
 
+        let oldest = lowest_end(kept.iter().chain(&live));
+        let before = logs.iter().filter(|log| log.is_before(oldest, &logs));
+        let before: HashSet<&str> = before.map(|log| &*log.object).collect();
+        candidates.extend(listed_logs.into_iter().filter(|(object, _)| before.contains(&**object)));
         candidates.retain(|object, meta| !used.contains(object) && age(now, meta.last_modified) > grace);
-        let oldest = kept.iter().chain(&live).map(|(_, of)| of.sequence).min();
-        let logs = read_headers(self, &record.database).await?;
-        for log in oldest.iter().flat_map(|oldest| logs.iter().filter(|log| log.is_before(*oldest, &logs))) {
-            let meta = self.head(&log.object).await?;
-            if age(now, meta.last_modified) > grace {
-                candidates.insert(log.object.clone(), meta);
-            }
-        }
         report.deleted_objects = candidates.len();
         report.deleted_bytes = candidates.values().map(|meta| meta.size).sum();
         if !options.is_dry_run {
@@ -132,6 +133,11 @@ impl BackupStore {
 fn time_of_writer(store: &BackupStore) -> chrono::DateTime<chrono::Utc> {
     let ms = i64::try_from((store.clock)()).unwrap_or(i64::MAX);
     chrono::DateTime::from_timestamp_millis(ms).unwrap_or_default() + store.later
+}
+
+/// The lowest sequence number with which one of the backups ends; 0 without backups.
+fn lowest_end<'m>(backups: impl IntoIterator<Item = &'m (String, BackupManifest)>) -> u64 {
+    backups.into_iter().map(|(_, of)| of.sequence).min().unwrap_or(0)
 }
 
 fn names(manifest: &BackupManifest) -> impl Iterator<Item = String> {

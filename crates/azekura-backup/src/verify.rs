@@ -76,6 +76,8 @@ impl BackupStore {
     ) -> Result<StoreReport> {
         self.block_on(async {
             let record = self.existing().await?;
+            // Both at once, as a restore does: a backup or a prune may change them while objects are read.
+            let logs = if options.backup.is_none() { read_headers(self, &record.database).await? } else { Vec::new() };
             let (mut manifests, damaged) = self.manifests_and_damage(&record.database).await?;
             if let Some(id) = &options.backup {
                 manifests.retain(|(_, manifest)| manifest.id == *id);
@@ -87,7 +89,7 @@ impl BackupStore {
             let mut report = StoreReport { backups: manifests.len(), problems: damaged, ..StoreReport::default() };
             self.verify_objects(&manifests, options.is_quick, &mut report, progress).await?;
             if options.backup.is_none() {
-                self.verify_log(&record.database, &manifests, options.is_quick, &mut report).await?;
+                self.verify_log(&logs, &manifests, options.is_quick, &mut report).await?;
             }
             Ok(report)
         })
@@ -133,14 +135,13 @@ impl BackupStore {
     /// Checks that the log objects are whole, and that they continue the newest backup without a gap.
     async fn verify_log(
         &self,
-        database: &str,
+        logs: &[StoredLog],
         manifests: &[(String, BackupManifest)],
         is_quick: bool,
         report: &mut StoreReport,
     ) -> Result<()> {
-        let logs = read_headers(self, database).await?;
         report.log_objects = logs.len();
-        for StoredLog { object, header, .. } in &logs {
+        for StoredLog { object, header, .. } in logs {
             let checked = match header {
                 Err(error) => Err(BackupError::wrong(object, error.to_string())),
                 Ok(_) if is_quick => Ok(()),
@@ -155,7 +156,7 @@ impl BackupStore {
             }
         }
         if let Some((_, newest)) = manifests.iter().rev().find(|(_, manifest)| manifest.is_durable) {
-            report.problems.extend(chain(&logs, newest, manifests, Until::End).err());
+            report.problems.extend(chain(logs, newest, manifests, Until::End).err());
         }
         Ok(())
     }

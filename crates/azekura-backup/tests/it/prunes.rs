@@ -1,8 +1,11 @@
 //! `prune`, beside writers that use old objects again.
 
-use crate::support::{FaultStore, Place, commit, content, content_at, create, filled, restore, with_large_table};
+use crate::logs::{reason, step};
+use crate::support::{FaultStore, Place, commit, content, content_at, create, filled, restore, sync, with_large_table};
 use azekura::testing::SeededRng;
-use azekura_backup::{BackupStore, PruneOptions, RestoreOptions, Stage, VerifyOptions};
+use azekura_backup::{
+    BackupStore, CreateOptions, PruneOptions, RestoreOptions, Stage, Until, VerifyOptions, WatchStep,
+};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Once};
 use std::time::Duration;
@@ -170,6 +173,40 @@ fn two_prunes_delete_nothing_of_a_new_backup() {
     assert!(report.deleted_objects > 5, "{report:?}");
     assert_eq!(place.open().list().unwrap().len(), 1);
     assert_whole(&place.open());
+}
+
+/// Regression: the log of a removed backup was deleted at once, so that a restore or a check that was running ended
+/// with `Missing`.
+#[test]
+fn removed_backups_hold_their_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, db) = (Place::new(), filled(&dir.path().join("db"), 29));
+    let store = place.open();
+    let mut watcher = store.watch(&db, CreateOptions::default()).unwrap();
+    reason(&mut watcher);
+    db.partition("plain").unwrap().insert("shipped", "1").unwrap();
+    sync(&db);
+    assert!(matches!(step(&mut watcher), WatchStep::Shipped { .. }));
+    let (expected, end) = (content(&db), db.change_position().unwrap().sequence_number());
+    db.partition("plain").unwrap().insert("later", "1").unwrap();
+    create(&store, &db).unwrap();
+    let logs = |place: &Place| place.lens().keys().filter(|name| name.starts_with("log/")).count();
+    assert_eq!(logs(&place), 1);
+
+    let old = place.open_through(FaultStore::aged(&place), 1);
+    let until = RestoreOptions::default().until(Until::Sequence(end));
+    let restored = store.restore(&dir.path().join("copy"), &until, &mut |_| {
+        let prune = || old.prune(&PruneOptions::keep(1)).unwrap();
+        std::thread::scope(|scope| _ = scope.spawn(prune).join().unwrap());
+        true
+    });
+    assert_eq!(restored.unwrap().sequence, end);
+    assert_eq!(content_at(&dir.path().join("copy")), expected);
+    assert_eq!((store.list().unwrap().len(), logs(&place)), (1, 1));
+    let old = old.later(25 * HOUR);
+    old.prune(&PruneOptions::keep(1)).unwrap();
+    assert_eq!(logs(&place), 0);
+    assert_whole(&store);
 }
 
 /// A store at which `hook` moves the clock of the writer by this many hours.
