@@ -451,12 +451,17 @@ impl WalSegmentFile {
     /// # Errors
     /// `Conflict` if it was recycled meanwhile.
     fn check_unchanged(&self, file: &dyn File) -> Result<()> {
+        if self.is_in(file)? {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Conflict, "the segment was recycled while it was read").in_file(&self.path))
+    }
+
+    /// Whether an open file still has this segment.
+    pub(crate) fn is_in(&self, file: &dyn File) -> Result<bool> {
         let mut bytes = [0; SEGMENT_HEADER_LEN];
         let len = file.read_at(&mut bytes, 0)?;
-        match WalSegmentHeader::decode(&bytes[..len]) {
-            Ok(header) if header == self.header => Ok(()),
-            _ => Err(Error::new(ErrorKind::Conflict, "the segment was recycled while it was read").in_file(&self.path)),
-        }
+        Ok(WalSegmentHeader::decode(&bytes[..len]).is_ok_and(|header| header == self.header))
     }
 
     fn reader<'f>(&self, file: &'f dyn File, order: SeqnoOrder) -> Result<RecordLogReader<'f>> {

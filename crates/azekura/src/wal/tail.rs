@@ -286,9 +286,11 @@ impl WalTail {
             Err(error) if error.is_missing_file() => return Ok(None),
             opened => opened?,
         };
+        if !file.is_in(&*handle)? {
+            return Ok(None);
+        }
         let bound = successor(segments, file).map(|next| SeqNo(next.header.first_seqno.0 - 1));
-        let start = TailSegment { file: file.clone(), handle, offset: SEGMENT_HEADER_LEN as u64, bound };
-        Ok(self.is_unchanged(file)?.then_some(start))
+        Ok(Some(TailSegment { file: file.clone(), handle, offset: SEGMENT_HEADER_LEN as u64, bound }))
     }
 
     /// The segments whose headers verify, by ascending epochs.
