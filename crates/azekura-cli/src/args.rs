@@ -18,9 +18,9 @@ pub(crate) const EXIT_CODES: &str = "\
 Explain the exit codes.
 
     0  success
-    1  the command ran, with a negative result: the key does not exist, `verify` found damage, a
-       check of `demo` failed, an import or export skipped some entries, or a command in the input of
-       `shell` failed
+    1  the command ran, with a negative result: the key does not exist or has another value than is
+       expected, `verify` found damage, a check of `demo` failed, an import or export skipped some
+       entries, or a command in the input of `shell` failed
     2  the command line is wrong
     3  an error of the operating system or of the database
     4  the database is locked: another program has it open; on Linux the message names the process
@@ -100,7 +100,7 @@ pub(crate) enum Command {
     #[command(
         after_help = "Examples:\n  azekura put --db my.db --create greeting \"hello world\"\n  azekura put --db my.db \
                             photo --file cat.jpg\n  date | azekura put --db my.db now -\n  azekura put --db my.db \
-                            --hex 00ff cafe"
+                            --hex 00ff cafe\n  azekura put --db my.db leader ann --if-absent"
     )]
     Put(PutArgs),
     /// Change the value of a key by the merge operator of its partition, which must exist.
@@ -231,6 +231,10 @@ pub(crate) enum Command {
     Checkpoint(CheckpointArgs),
     /// Back up the database to a directory or an object store, and restore it, also to an earlier time.
     #[cfg(feature = "backup")]
+    #[command(
+        after_help = "Examples:\n  azekura backup create /mnt/backups/my.db --db my.db\n  azekura backup restore \
+                            /mnt/backups/my.db restored.db"
+    )]
     Backup(crate::backup_args::BackupArgs),
     /// Read and write one open database with commands at a prompt, or from standard input.
     ///
@@ -305,9 +309,22 @@ pub(crate) struct PutArgs {
     /// Create the database and the partition if they are missing.
     #[arg(long)]
     pub(crate) create: bool,
+    #[command(flatten)]
+    pub(crate) condition: ConditionArgs,
     /// The entry expires after this number of seconds.
     #[arg(long, value_name = "SECONDS", value_parser = time_to_live)]
     pub(crate) ttl: Option<Duration>,
+}
+
+/// What a write requires of the value of its key. It is checked in the commit; exits with 1 if another value is found.
+#[derive(Args, Debug)]
+pub(crate) struct ConditionArgs {
+    /// Write only if the key does not exist.
+    #[arg(long)]
+    pub(crate) if_absent: bool,
+    /// Write only if the key has this value.
+    #[arg(long, value_name = "VALUE", conflicts_with = "if_absent")]
+    pub(crate) if_value: Option<OsString>,
 }
 
 /// Arguments of `get`.
@@ -337,6 +354,9 @@ pub(crate) struct DelArgs {
         value_name = "KEY"
     )]
     pub(crate) keys: Vec<OsString>,
+    /// Remove only if all of the keys have this value.
+    #[arg(long, value_name = "VALUE", conflicts_with_all = ["prefix", "from", "to"])]
+    pub(crate) if_value: Option<OsString>,
 }
 
 /// A range of keys.

@@ -146,6 +146,13 @@ impl CliError {
         CliError::new(1, "not_found", message.into(), None)
     }
 
+    /// A commit was refused. If a key has another value than is expected, the result is negative.
+    pub(crate) fn refused(error: Error) -> CliError {
+        let is_conflict = error.kind() == ErrorKind::Conflict;
+        let refused = CliError::from(error);
+        CliError { code: if is_conflict { 1 } else { refused.code }, ..refused }
+    }
+
     /// Standard output is a closed pipe. Exits with 0 and without a message.
     pub(crate) fn pipe_closed() -> CliError {
         CliError::new(0, "pipe_closed", String::new(), None)

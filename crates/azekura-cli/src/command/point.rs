@@ -1,11 +1,11 @@
 //! `put`, `merge`, `get`, `del`: single keys, and the removal of ranges; `clear`.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
 
-use azekura::{Database, Partition};
+use azekura::{Batch, Database, Partition};
 use serde_json::{Map, Value, json};
 
 use crate::args::{ClearArgs, DelArgs, EntryArgs, GetArgs, PutArgs};
@@ -21,7 +21,9 @@ pub(crate) fn put(args: &PutArgs, db: &Path, output: &mut CommandOutput) -> Resu
     let (key, value) = entry_to_put(&args.entry)?;
     let bytes = (key.len() + value.len()) as u64;
     let target = open::partition_to_write(db, &args.entry.partition.name, args.create, bytes)?;
-    let stored = insert(args, &target.partition, &key, &value);
+    let mut batch = target.db.batch();
+    let added = add_put(&mut batch, args, &target.partition, &key, &value);
+    let stored = added.and_then(|()| batch.commit().map_err(CliError::refused));
     target.close(stored.is_ok())?;
     stored?;
     print_put(&args.entry, &key, &value, output)?;
@@ -38,12 +40,24 @@ pub(crate) fn merge(args: &EntryArgs, db: &Path, output: &mut CommandOutput) -> 
     Ok(CommandOutcome::Success)
 }
 
-/// Stores an entry, with the time to live of the arguments.
-pub(crate) fn insert(args: &PutArgs, partition: &Partition, key: &[u8], value: &[u8]) -> azekura::Result<()> {
-    match args.ttl {
-        Some(ttl) => partition.insert_with_ttl(key, value, ttl),
-        None => partition.insert(key, value),
+/// Adds an entry to a batch, with the condition and the time to live of the arguments.
+pub(crate) fn add_put(
+    batch: &mut Batch,
+    args: &PutArgs,
+    partition: &Partition,
+    key: &[u8],
+    value: &[u8],
+) -> Result<()> {
+    if args.condition.if_absent {
+        batch.expect(partition, key, None);
+    } else if let Some(expected) = &args.condition.if_value {
+        batch.expect(partition, key, Some(&encoding::argument_bytes(expected, args.entry.hex.hex)?));
     }
+    match args.ttl {
+        Some(ttl) => batch.insert_with_ttl(partition, key, value, ttl),
+        None => batch.insert(partition, key, value),
+    }
+    Ok(())
 }
 
 /// The key and the value of the arguments. Reads the file or the standard input that has the value.
@@ -141,7 +155,8 @@ pub(crate) fn print_get(
 
 /// What `del` removes.
 pub(crate) enum Removal {
-    Keys(Vec<Vec<u8>>),
+    /// Keys, and the value that each of them must have.
+    Keys(Vec<Vec<u8>>, Option<Vec<u8>>),
     /// The keys of a range; `None` if no key can be in it.
     Range(Option<ScanBounds>),
 }
@@ -163,31 +178,40 @@ pub(crate) fn removal(args: &DelArgs) -> Result<Removal> {
     if args.keys.is_empty() {
         return range::bounds(&args.range, args.hex.hex).map(Removal::Range);
     }
-    let keys: Result<_> = args.keys.iter().map(|k| encoding::argument_bytes(k, args.hex.hex)).collect();
-    keys.map(Removal::Keys)
+    let bytes = |argument: &OsString| encoding::argument_bytes(argument, args.hex.hex);
+    let keys: Result<_> = args.keys.iter().map(bytes).collect();
+    Ok(Removal::Keys(keys?, args.if_value.as_ref().map(bytes).transpose()?))
 }
 
 /// Removes keys in one commit. Returns how many of the named keys existed.
 pub(crate) fn remove_in(db: &Database, partition: &Partition, removal: &Removal) -> Result<u64> {
     let mut existed = 0u64;
-    if let Removal::Keys(keys) = removal {
+    if let Removal::Keys(keys, _) = removal {
         for key in keys {
             existed += u64::from(partition.contains_key(key)?);
         }
     }
     let mut batch = db.batch();
+    add_removal(&mut batch, partition, removal);
+    batch.commit().map_err(CliError::refused)?;
+    Ok(existed)
+}
+
+/// Adds a removal to a batch.
+pub(crate) fn add_removal(batch: &mut Batch, partition: &Partition, removal: &Removal) {
     match removal {
-        Removal::Keys(keys) => keys.iter().for_each(|key| batch.remove(partition, key)),
+        Removal::Keys(keys, expected) => {
+            expected.iter().for_each(|value| keys.iter().for_each(|key| batch.expect(partition, key, Some(value))));
+            keys.iter().for_each(|key| batch.remove(partition, key));
+        }
         Removal::Range(Some(bounds)) => batch.remove_range(partition, bounds.clone()),
         Removal::Range(None) => {}
     }
-    batch.commit()?;
-    Ok(existed)
 }
 
 /// Prints how many keys existed, or that a range was removed.
 pub(crate) fn print_removed(removal: &Removal, existed: u64, output: &mut CommandOutput) -> Result<()> {
-    let Removal::Keys(keys) = removal else {
+    let Removal::Keys(keys, _) = removal else {
         return output.json_or_text(json!({ "range_removed": true }), "range removed");
     };
     let text = format!("{existed} of {} removed", display::plural(keys.len() as u64, "key"));

@@ -21,6 +21,43 @@ fn put_get_scan_count_del_agree() {
 }
 
 #[test]
+fn writes_may_expect_a_value() {
+    let p = CliFixture::new();
+    let refused = |command: &str| {
+        let run = p.run(command);
+        assert!(run.code == Some(1) && run.err.contains("conflict"), "{command}: {run:?}");
+    };
+    for engine in ["lsm", "pmem"] {
+        p.ok(&format!("partitions create --db d {engine} --engine {engine}"));
+        let on = format!("--db d --partition {engine}");
+        refused(&format!("put {on} key 1 --if-value 0"));
+        p.ok(&format!("put {on} key 1 --if-absent"));
+        refused(&format!("put {on} key 2 --if-absent"));
+        refused(&format!("put {on} --hex 6b6579 32 --if-value 32"));
+        p.ok(&format!("put {on} --hex 6b6579 32 --if-value 31 --ttl 1000"));
+        assert_eq!(p.ok(&format!("get {on} key")), "2");
+        p.ok(&format!("put {on} other 1"));
+        refused(&format!("del {on} key other --if-value 1"));
+        assert_eq!(p.ok(&format!("del {on} other --if-value 1")), "1 of 1 key removed\n");
+        assert_eq!(p.run(&format!("del {on} --prefix k --if-value 1")).code, Some(2));
+        assert_eq!(p.run(&format!("put {on} key 1 --if-absent --if-value 1")).code, Some(2));
+        // A batch of the shell is a transaction.
+        let batch = |expected: &str| {
+            format!(
+                "begin\nput --partition {engine} key 3 --if-value {expected}\nput --partition {engine} b 1\ncommit\n"
+            )
+        };
+        let run = p.run_with_input(["shell", "--db", "d"], batch("1").as_bytes());
+        assert!(run.code == Some(1) && run.err.contains("line 4"), "{run:?}");
+        assert_eq!(p.ok(&format!("scan {on}")), "key\t2\n");
+        assert_eq!(p.run_with_input(["shell", "--db", "d"], batch("2").as_bytes()).code, Some(0));
+        assert_eq!(p.ok(&format!("scan {on}")), "b\t1\nkey\t3\n");
+    }
+    refused("put --db d --create --partition new key 1 --if-value 0");
+    assert!(!p.ok("partitions --db d list").contains("new"));
+}
+
+#[test]
 fn ranges_are_removed_and_partitions_cleared() {
     let p = CliFixture::new();
     for key in ["user:1", "user:2", "a", "b", "c"] {

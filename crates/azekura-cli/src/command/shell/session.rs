@@ -12,7 +12,7 @@ use super::words;
 use crate::args::{
     ClearArgs, ConfirmationArg, CountArgs, DelArgs, EntryArgs, GetArgs, PartitionFilter, PutArgs, ScanArgs, ShellArgs,
 };
-use crate::command::point::{self, Removal, ValueForm};
+use crate::command::point::{self, ValueForm};
 use crate::command::stats::StatsReading;
 use crate::command::{maintenance, partitions, range};
 use crate::display::{self, plural};
@@ -228,17 +228,17 @@ impl<'a> ShellSession<'a> {
         let name = &args.entry.partition.name;
         let db = if args.create { self.existing_or_new()? } else { self.existing()? };
         let (partition, created) = open::partition_to_put(db, name, args.create)?;
-        let insert = |batch: &mut Batch| match args.ttl {
-            Some(ttl) => batch.insert_with_ttl(&partition, &key, &value, ttl),
-            None => batch.insert(&partition, &key, &value),
-        };
+        let add = |batch: &mut Batch| point::add_put(batch, args, &partition, &key, &value);
         if self.batch.is_some() {
-            self.add_to_batch(insert)?;
-        } else if let Err(error) = point::insert(args, &partition, &key, &value) {
-            if created {
-                self.existing()?.delete_partition_by_name(name)?;
+            self.add_to_batch(add)?;
+        } else {
+            let mut batch = self.existing()?.batch();
+            if let Err(error) = add(&mut batch).and_then(|()| batch.commit().map_err(CliError::refused)) {
+                if created {
+                    self.existing()?.delete_partition_by_name(name)?;
+                }
+                return Err(error);
             }
-            return Err(error.into());
         }
         point::print_put(&args.entry, &key, &value, output)
     }
@@ -248,7 +248,10 @@ impl<'a> ShellSession<'a> {
         let (key, operand) = entry_without_stdin(args)?;
         let partition = self.existing_partition(&args.partition.name)?;
         match self.batch.is_some() {
-            true => self.add_to_batch(|batch| batch.merge(&partition, &key, &operand))?,
+            true => self.add_to_batch(|batch| {
+                batch.merge(&partition, &key, &operand);
+                Ok(())
+            })?,
             false => partition.merge(&key, &operand)?,
         }
         point::print_put(args, &key, &operand, output)
@@ -262,15 +265,10 @@ impl<'a> ShellSession<'a> {
             let existed = point::remove_in(self.existing()?, &partition, &removal)?;
             return point::print_removed(&removal, existed, output);
         }
-        match &removal {
-            Removal::Keys(keys) => {
-                keys.iter().try_for_each(|key| self.add_to_batch(|batch| batch.remove(&partition, key)))?;
-            }
-            Removal::Range(Some(bounds)) => {
-                self.add_to_batch(|batch| batch.remove_range(&partition, bounds.clone()))?;
-            }
-            Removal::Range(None) => {}
-        }
+        self.add_to_batch(|batch| {
+            point::add_removal(batch, &partition, &removal);
+            Ok(())
+        })?;
         if output.json() { output.line(json!({ "asked": args.keys.len() })) } else { Ok(()) }
     }
 
@@ -285,9 +283,9 @@ impl<'a> ShellSession<'a> {
     }
 
     /// Adds a write to the batch. A write that breaks a limit discards the batch.
-    fn add_to_batch(&mut self, write: impl FnOnce(&mut Batch)) -> Result<()> {
+    fn add_to_batch(&mut self, write: impl FnOnce(&mut Batch) -> Result<()>) -> Result<()> {
         let Some(batch) = &mut self.batch else { return Ok(()) };
-        write(batch);
+        write(batch)?;
         if batch.error().is_none() {
             return Ok(());
         }

@@ -87,7 +87,7 @@ pub(super) enum ShellCommand {
     Scan(ScanArgs),
     /// Count entries.
     Count(CountArgs),
-    /// Begin a batch: the writes that follow are stored together by `commit`.
+    /// Begin a batch: the writes that follow are stored together by `commit`, if all that they expect holds then.
     Begin,
     /// Store all writes of the batch, or none of them.
     Commit {
