@@ -20,19 +20,18 @@ fn now_us() -> u64 {
 
 /// Follows the database until the time in it is 0.
 fn follow(path: &Path) -> Result<()> {
-    let db = Config::new(path).open_follower()?;
-    let (clock, mut ages_us) = (db.partition("clock")?, Vec::new());
+    let db = Config::new(path).follow_interval(Some(INTERVAL)).open_follower()?;
+    let (clock, mut ages_us, mut last) = (db.partition("clock")?, Vec::new(), None);
     loop {
-        std::thread::sleep(INTERVAL);
-        // What a reader sees just before a call is as old as it gets.
-        if let Some(time) = clock.get("now")? {
-            let written_us = u64::from_be_bytes(time[..].try_into().expect("8 bytes"));
-            if written_us == 0 {
-                break;
-            }
-            ages_us.push(now_us().saturating_sub(written_us));
+        std::thread::sleep(Duration::from_millis(1));
+        let Some(time) = clock.get("now")? else { continue };
+        let (written_us, now_us) = (u64::from_be_bytes(time[..].try_into().expect("8 bytes")), now_us());
+        // What a reader sees just before it moves on is as old as it gets.
+        ages_us.extend(last.filter(|last| *last != written_us).map(|last| now_us.saturating_sub(last)));
+        last = Some(written_us);
+        if written_us == 0 {
+            break;
         }
-        db.catch_up()?;
     }
     ages_us.sort_unstable();
     if let Some(oldest) = ages_us.last() {

@@ -25,18 +25,17 @@
 //! - Every file of an installed state is open, so the writer may remove it.
 //! - Nothing in the directory is created, changed, locked or removed.
 
-use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::blob_pointer::BlobPointer;
 use crate::base::event::Event;
 use crate::base::manifest_state::{ManifestState, PartitionManifestState};
 use crate::base::sync::lock;
 use crate::base::version_edit::PartitionId;
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::db::changes::change_position::ChangePosition;
+use crate::db::commit_reader::{CommitReader, WalStop};
 use crate::db::config::{Config, PlantedBug};
 use crate::db::database::Database;
 use crate::db::follower::{
@@ -47,7 +46,7 @@ use crate::db::inner::DbInner;
 use crate::db::partition_state::{PartitionState, ReplayPhase};
 use crate::db::recovery::directory_listing::data_files;
 use crate::db::recovery::open::{is_changed_meanwhile, open_follower, read_again};
-use crate::db::recovery::recovery_state::{check_followable, unknown_to_manifest};
+use crate::db::recovery::recovery_state::check_followable;
 use crate::db::state::background_work::WorkerStep;
 use crate::engine::{Engine, EngineView, ReadMoment, Staged, Task};
 use crate::iter::InternalIter;
@@ -55,8 +54,6 @@ use crate::lsm::follow::NewerState;
 use crate::lsm::tree::LsmTree;
 use crate::manifest::{FollowedFiles, Manifest, ManifestIdentity};
 use crate::tree::partition_tree::PartitionTree;
-use crate::wal::WalCommit;
-use crate::wal::format::{IngestNote, SEQNO_GAP_PAYLOAD, WalRecordIter, check_payload};
 
 /// How often one call reads the manifest, before it leaves the rest to the next call.
 const MANIFEST_READS_MAX: u32 = 8;
@@ -68,20 +65,6 @@ const RELOADS_MAX: u32 = 20;
 
 /// How long the thread of a poisoned follower waits at least, before it looks whether the database closes.
 const POISONED_WAIT_MS: u64 = 1_000;
-
-/// Why reading of the WAL has stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WalStop {
-    /// At its present end, or at the limit of one call.
-    End,
-    /// Before a commit, with its last sequence number, that names what the manifest does not know yet, or that points
-    /// to a value that is not there.
-    BeforeUnknown(SeqNo),
-    /// Before a commit that can be applied only when the commits before it are visible.
-    BeforeRangeDelete,
-    /// Before a segment of an open that the manifest may not record yet.
-    BeforeOpen,
-}
 
 impl Config {
     /// Opens an existing database for reading while another process may write to it.
@@ -191,23 +174,27 @@ fn start_thread(handle: &DbHandle) -> Result<()> {
     Ok(())
 }
 
-/// Catches up at this interval until the database closes, but not once it is poisoned. The listener hears of an error
-/// once, until it ends.
+/// Catches up at this interval, from the begin of a call to that of the next, until the database closes, but not once it
+/// is poisoned. A quarter of the interval is always a pause. The listener hears of an error once, until it ends.
 fn catch_up_periodically(inner: &DbInner, interval: Duration) {
     let ms = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 40);
-    let mut has_failed = false;
+    let (mut has_failed, mut pause) = (false, ms);
     loop {
-        match inner.background.next_follower_step(if inner.poison.is_set() { ms.max(POISONED_WAIT_MS) } else { ms }) {
+        let wait = if inner.poison.is_set() { ms.max(POISONED_WAIT_MS) } else { pause };
+        match inner.background.next_follower_step(wait) {
             WorkerStep::Close(close) => return close(),
             WorkerStep::End => return,
             WorkerStep::FindTask { .. } if inner.poison.is_set() => continue,
             WorkerStep::FindTask { .. } => {}
         }
+        let begin = inner.env.monotonic_ns();
         let failed = catch_up(inner).err().filter(|error| error.kind() != ErrorKind::Closed);
         if let Some(error) = failed.clone().filter(|_| !has_failed) {
             inner.emit(&Event::BackgroundError { error });
         }
         has_failed = failed.is_some();
+        let took_ms = inner.env.monotonic_ns().saturating_sub(begin) / 1_000_000;
+        pause = ms.saturating_sub(took_ms).max(ms / 4).max(1);
     }
 }
 
@@ -641,114 +628,6 @@ impl FollowerTask<'_> {
             }
         }
         Ok(())
-    }
-}
-
-/// Applies commits of the WAL.
-struct CommitReader<'a> {
-    inner: &'a DbInner,
-    partitions: &'a BTreeMap<PartitionId, Arc<PartitionState>>,
-    /// The manifest state that was read last, and the one that readers use.
-    known: &'a ManifestState,
-    installed: &'a ManifestState,
-    held_from: &'a mut Option<SeqNo>,
-    waits_for_install: &'a mut bool,
-    torn: &'a mut Option<SeqNo>,
-    note: &'a mut Option<(PartitionId, SeqNo)>,
-    /// Set if the last commit was not applied, and will be read again.
-    stop: Option<WalStop>,
-    /// Whether the commits may be from before a power loss, which may have taken the values that they point to.
-    checks_values: bool,
-    /// Set by [`PlantedBug::FollowerTearsCommits`].
-    tears_commits: bool,
-}
-
-impl CommitReader<'_> {
-    /// Applies a commit, and makes it visible unless it is held.
-    fn apply(&mut self, commit: &WalCommit<'_>) -> Result<()> {
-        check_payload(commit.payload, commit.seqno_count)?;
-        debug_assert!(commit.payload != SEQNO_GAP_PAYLOAD, "the reader passes gaps");
-        let (mut pools_with_range_deletes, resources) = (Vec::new(), self.inner.catalog.resources());
-        // The ingest before this commit was installed or has failed. It is held until a manifest says which.
-        *self.note = None;
-        let (mut needs_newer, mut needs_install) = (false, false);
-        let mut seqno = commit.first_seqno;
-        let last = SeqNo(seqno.0 + u64::from(commit.seqno_count) - 1);
-        let before_unknown = WalStop::BeforeUnknown(last);
-        for record in WalRecordIter::new(commit.payload) {
-            let record = record?;
-            if unknown_to_manifest(self.known, &record).is_some() {
-                return Err(self.stop(before_unknown)); // the edit precedes the record
-            }
-            needs_install |= unknown_to_manifest(self.installed, &record).is_some();
-            if let Some(note) = IngestNote::of_record(&record)? {
-                *self.note = Some((note.partition, seqno));
-                needs_newer = true;
-            }
-            if let Some(partition) = self.partitions.get(&record.partition) {
-                if let (RecordKind::RangeDelete, Some(PartitionTree::Pmem(pool))) =
-                    (record.kind, partition.tree_if_built())
-                {
-                    pools_with_range_deletes.push(Arc::clone(pool));
-                }
-                if let Some(pointer) = BlobPointer::of_record(record.kind, record.value)?
-                    && !partition.follow_pointer(resources, seqno, &pointer, self.checks_values)?
-                {
-                    if !self.is_replaced(record.partition, seqno, &pointer) {
-                        return Err(self.stop(before_unknown));
-                    }
-                    needs_install = true;
-                }
-            }
-            seqno = seqno.plus(1);
-        }
-        if needs_newer {
-            self.held_from.get_or_insert(commit.first_seqno);
-        }
-        *self.waits_for_install |= needs_install;
-        let is_held = self.held_from.is_some() || *self.waits_for_install;
-        if is_held && !pools_with_range_deletes.is_empty() {
-            return Err(self.stop(WalStop::BeforeRangeDelete)); // a pool completes it when it is visible
-        }
-        *self.torn = Some(last);
-        let mut seqno = commit.first_seqno;
-        for record in WalRecordIter::new(commit.payload) {
-            let record = record?;
-            let is_left_out = seqno == last && self.tears_commits;
-            if let Some(partition) = self.partitions.get(&record.partition).filter(|_| !is_left_out) {
-                let entry = EntryRef { user_key: record.key, seqno, kind: record.kind, value: record.value };
-                self.apply_record(partition, entry)?;
-            }
-            seqno = seqno.plus(1);
-        }
-        if !is_held {
-            self.inner.last_visible.publish(last.max(self.inner.last_visible.get()));
-            pools_with_range_deletes.iter().try_for_each(|pool| pool.complete_range_deletes())?;
-        }
-        *self.torn = None;
-        Ok(())
-    }
-
-    /// Whether the manifest that was read last has the value in another file, or has dropped it.
-    fn is_replaced(&self, partition: PartitionId, seqno: SeqNo, pointer: &BlobPointer) -> bool {
-        let stored = self.known.partitions.get(&partition);
-        stored.is_none_or(|stored| seqno <= stored.permanent() || stored.has_logical_blob_file(pointer.logical_file))
-    }
-
-    fn stop(&mut self, stop: WalStop) -> Error {
-        self.stop = Some(stop);
-        Error::new(ErrorKind::Conflict, "the commit waits for another manifest")
-    }
-
-    fn apply_record(&mut self, partition: &PartitionState, entry: EntryRef<'_>) -> Result<()> {
-        if entry.kind.has_expiry() {
-            partition.expiry.note_use(&self.inner.snapshots);
-        }
-        match partition.tree_if_built() {
-            None => partition.replay(entry).map(drop),
-            Some(tree) if entry.seqno <= tree.flushed_through() => Ok(()),
-            Some(tree) => tree.apply(entry, Staged::Nothing).map(drop),
-        }
     }
 }
 

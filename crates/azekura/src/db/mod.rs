@@ -14,8 +14,8 @@
 //! [`iter`], [`transaction`], [`writes`] (before their commit), [`expiring_write`], [`commit`] (group commit),
 //! [`inner`], [`limits`] (of memory, disk space and the WAL), [`catalog`], [`partition_state`],
 //! [`partition_merge_operator`], [`state`] (parts of the database's state), [`recovery`], [`worker`], [`ingest`],
-//! [`blob_gc`] (blob GC on request), [`changes`] (the change feed), [`follower`] and [`catch_up`] (beside
-//! a writer), [`checkpoint`], [`handle`] (closing, exclusive turns), [`metrics`].
+//! [`blob_gc`] (blob GC on request), [`changes`] (the change feed), [`follower`], [`catch_up`] and [`commit_reader`]
+//! (beside a writer), [`checkpoint`], [`handle`] (closing, exclusive turns), [`metrics`].
 
 pub(crate) mod atomics;
 pub(crate) mod batch;
@@ -25,6 +25,7 @@ pub(crate) mod catch_up;
 pub(crate) mod changes;
 pub(crate) mod checkpoint;
 pub(crate) mod commit;
+pub(crate) mod commit_reader;
 pub(crate) mod components;
 pub(crate) mod config;
 pub(crate) mod database;
