@@ -804,3 +804,87 @@ fn damage_of_the_newest_commits_is_no_end() {
         assert_eq!(changes.next().unwrap().unwrap_err().kind(), ErrorKind::Corruption);
     }
 }
+
+/// Regression: a feed of a follower that had found its segment before a recovery returned the commits of it that the
+/// recovery had abandoned, after more than 64 opens.
+#[test]
+fn a_feed_ends_where_the_end_is_forgotten() {
+    for opens in [3u32, 80] {
+        let machine = MemFs::new();
+        let config = || {
+            let config = Config::new(DIR).fs(Arc::new(machine.clone())).workers(0).sync_interval(None);
+            config.wal_segment_size(64 << 10).wal_retention(Duration::from_secs(3600))
+        };
+        let db = config().open().unwrap();
+        let p = db.open_partition("p", Default::default()).unwrap();
+        p.insert("k", "kept").unwrap();
+        db.persist(PersistMode::SyncData).unwrap();
+        let manifest = std::path::Path::new(DIR).join("MANIFEST");
+        let len = machine.open(&manifest, OpenMode::Read).unwrap().length().unwrap();
+        let follower = config().follow_interval(None).open_follower().unwrap();
+        let mut changes = follower.changes_since(follower.change_position().unwrap()).unwrap();
+        let q = db.open_partition("q", Default::default()).unwrap();
+        q.insert("abandoned", "2").unwrap();
+        p.insert("k", "abandoned").unwrap();
+        machine.freeze_after(Some(0));
+        drop((p, q, db));
+        machine.freeze_after(None);
+        // Power loss kept the log and lost the end of the manifest.
+        machine.open(&manifest, OpenMode::Write).unwrap().set_length(len).unwrap();
+        for n in 0..opens {
+            let db = config().open().unwrap();
+            let p = db.partition("p").unwrap();
+            assert_eq!(p.get("k").unwrap().as_deref(), Some(&b"kept"[..]));
+            p.insert(n.to_be_bytes(), "new").unwrap();
+            assert_eq!(follower.catch_up().unwrap(), db.change_position().unwrap());
+        }
+        for commit in changes.by_ref().map_while(Result::ok).take(200) {
+            let keys = commit.changes().map(|change| match change.operation {
+                Operation::Insert { key, .. } => key.to_vec(),
+                _ => Vec::new(),
+            });
+            assert!(keys.into_iter().all(|key| key != b"k" && key != b"abandoned"), "{opens} opens");
+        }
+    }
+}
+
+/// Regression: a follower publishes the commits of a new partition before the partition is in its catalog. A feed that
+/// read them meanwhile took the partition for a deleted one, for good.
+#[test]
+fn a_feed_has_the_changes_of_partitions_that_are_installed() {
+    let machine = MemFs::new();
+    let config = || Config::new(DIR).fs(Arc::new(machine.clone())).workers(0).wal_retention(Duration::from_secs(3600));
+    let db = config().open().unwrap();
+    let fill: Vec<_> = (0..40).map(|n| db.open_partition(&format!("fill{n}"), Default::default()).unwrap()).collect();
+    fill.iter().for_each(|p| p.insert("a", "1").unwrap());
+    let follower = config().follow_interval(None).open_follower().unwrap();
+    let mut changes = follower.changes_since(follower.change_position().unwrap()).unwrap();
+    let is_done = AtomicBool::new(false);
+    let expected: BTreeSet<String> = (0..20).map(|n| format!("new{n}")).collect();
+    let seen = std::thread::scope(|scope| {
+        let feed = scope.spawn(|| {
+            let mut seen = BTreeSet::new();
+            loop {
+                let ends = is_done.load(Ordering::SeqCst);
+                for commit in changes.by_ref().map(Result::unwrap) {
+                    seen.extend(commit.changes().map(|change| change.partition.to_owned()));
+                }
+                if ends {
+                    return seen;
+                }
+            }
+        });
+        for name in &expected {
+            for p in &fill {
+                (0..20u8).for_each(|k| p.insert(format!("{name} {k}"), [1; 100]).unwrap());
+            }
+            follower.catch_up().unwrap();
+            fill.iter().for_each(|p| p.flush().unwrap());
+            db.open_partition(name, Default::default()).unwrap().insert("k", "1").unwrap();
+            assert_eq!(follower.catch_up().unwrap(), db.change_position().unwrap());
+        }
+        is_done.store(true, Ordering::SeqCst);
+        feed.join().unwrap()
+    });
+    assert!(seen.is_superset(&expected), "{:?} are missing", expected.difference(&seen));
+}

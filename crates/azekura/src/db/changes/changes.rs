@@ -156,6 +156,7 @@ impl Database {
             named_by_last: Arc::default(),
             filters: Arc::default(),
             is_durable_only: false,
+            found_in: source.position_epoch(),
             batches: VecDeque::new(),
         })
     }
@@ -249,7 +250,7 @@ fn change_source(handle: &DbHandle) -> Result<ChangeSource<'_>> {
     handle.inner.check_process()?;
     handle.inner.check_open()?;
     if let Some(follower) = &handle.inner.follower {
-        let visible = handle.inner.last_visible.get();
+        let visible = handle.inner.snapshots.visible_and_installed();
         return Ok(ChangeSource::Followed(follower, follower.installed(), visible));
     }
     let read_only = || Error::invalid("the database is open for reading only: open it with open_follower");
@@ -293,6 +294,8 @@ pub struct Changes {
     named_by_last: Arc<PartitionsById>,
     filters: Arc<Vec<ChangeFilter>>,
     is_durable_only: bool,
+    /// The epoch of positions when the place in the WAL was found.
+    found_in: WalEpoch,
     /// Commits that were read.
     batches: VecDeque<CommittedBatch>,
 }
@@ -464,7 +467,9 @@ impl Changes {
     /// Goes back to the position.
     fn rewind(&mut self) -> Result<()> {
         self.batches.clear();
-        self.tail = tail_after(&self.handle.inner, &change_source(&self.handle)?, self.position);
+        let source = change_source(&self.handle)?;
+        self.tail = tail_after(&self.handle.inner, &source, self.position);
+        self.found_in = source.position_epoch();
         Ok(())
     }
 
@@ -480,7 +485,10 @@ impl Changes {
         let (mut bytes, mut is_complete) = (0, true);
         let (partitions, named) = (&mut self.partitions, &mut self.named_by_last);
         let (filters, batches) = (&self.filters, &mut self.batches);
-        let recorded_end = |epoch| source.end_of_segment(epoch);
+        // A later open may have abandoned the rest of a segment that was found before. If its end is not known any more,
+        // the place has to be found again.
+        let is_found_since = self.found_in == epoch;
+        let recorded_end = |of| if is_found_since { source.end_of_segment(of) } else { source.end_of_epoch(of) };
         let mut read = self.tail.read(limit, &recorded_end, &mut |commit| {
             check_payload(commit.payload, commit.seqno_count)?;
             bytes += commit.payload.len() + COMMIT_OVERHEAD;
