@@ -16,7 +16,7 @@ use object_store::{ObjectMeta, PutMode};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{BackupError, Result};
-use crate::history::{History, WAL_ENDS_MAX};
+use crate::history::{History, first_end, knows_first_end};
 use crate::holds::{HoldWriter, held_objects};
 use crate::layout::{
     BackupManifest, Checksum, FILES, PARTS, StoredFile, StoredObject, StoredPartition, backup_object, content_of,
@@ -365,12 +365,11 @@ fn check_lost(manifest: &BackupManifest, earlier: &[(String, BackupManifest)]) -
 }
 
 /// The last sequence number that is valid of those up to a position of `epoch`, if the manifest of the database records
-/// an end of the log since, and has not forgotten one.
+/// an end of the log since, and knows the first one.
 pub(crate) fn recorded_end(db: &Database, epoch: u32) -> azekura::Result<Option<u64>> {
     let disk: Arc<dyn Fs> = Arc::new(DiskFs::new());
     let ends = inspect::wal_ends(&disk, db.path())?;
-    let first = ends.iter().find(|(of, _)| *of >= epoch).filter(|_| ends.len() <= WAL_ENDS_MAX);
-    Ok(first.map(|(_, valid)| valid.unwrap_or_default()))
+    Ok(first_end(&ends, epoch).filter(|_| knows_first_end(&ends, epoch)).map(|(_, valid)| valid.unwrap_or_default()))
 }
 
 /// # Errors
@@ -387,10 +386,10 @@ fn check_kept(db: &Database, manifest: &BackupManifest) -> Result<()> {
 
 /// In a follower, reads what the writer has committed.
 pub(crate) fn catch_up(db: &Database) -> Result<()> {
-    match db.catch_up() {
+    match db.followed_files() {
         // No follower.
         Err(error) if error.kind() == ErrorKind::Invalid => Ok(()),
-        read => Ok(read.map(drop)?),
+        _ => Ok(db.catch_up().map(drop)?),
     }
 }
 
@@ -410,11 +409,12 @@ pub(crate) fn catch_up_to(db: &Database, sequence: u64, epoch: u32) -> Result<()
     Ok(())
 }
 
-/// Makes a checkpoint. Returns a position before its end, of its epoch, and the partitions in it.
+/// Makes a checkpoint. Returns a position before its end, of its epoch, and the partitions in it. Others may be created
+/// or deleted meanwhile.
 fn make_checkpoint(db: &Database, disk: &Arc<dyn Fs>, path: &Path) -> Result<(ChangePosition, Vec<(String, u64)>)> {
     catch_up(db)?;
     for _ in 0..CHECKPOINT_ATTEMPTS {
-        let (position, partitions) = (db.change_position()?, db.partition_ids());
+        let position = db.change_position()?;
         db.checkpoint(path)?;
         // The checkpoint of a follower has what the writer has committed, which may be more than the follower has read.
         let end = inspect::wal_end(disk, path)?.unwrap_or_default();
@@ -422,12 +422,12 @@ fn make_checkpoint(db: &Database, disk: &Arc<dyn Fs>, path: &Path) -> Result<(Ch
         catch_up_to(db, end, position.epoch())?;
         // Beside the writer of another process, which may have opened the database again, the epoch may rise.
         let now = db.change_position()?;
-        if db.partition_ids() == partitions && now.epoch() == position.epoch() && now.sequence_number() >= end {
-            return Ok((position, partitions));
+        if now.epoch() == position.epoch() && now.sequence_number() >= end {
+            return Ok((position, inspect::partition_ids(disk, path)?));
         }
         fs::remove_dir_all(path).map_err(|error| BackupError::io("remove the checkpoint", path, error))?;
     }
-    let message = "partitions are created or deleted, or the database is opened, all the time: try again";
+    let message = "the database is opened all the time: try again";
     Err(azekura::Error::new(ErrorKind::Conflict, message).into())
 }
 

@@ -5,14 +5,14 @@ use std::borrow::Borrow;
 use crate::layout::BackupManifest;
 
 /// Number of ends of the log up to which a manifest of the database has forgotten none.
-pub(crate) const WAL_ENDS_MAX: usize = 64;
+const WAL_ENDS_MAX: usize = 64;
 
-/// Ends of the log: an epoch, and the last sequence number that is valid of this and earlier epochs.
-type WalEnds = Vec<(u32, Option<u64>)>;
+/// An end of the log: an epoch, and the last sequence number that is valid of this and earlier epochs.
+type WalEnd = (u32, Option<u64>);
 
 /// Epochs in which the database was stored, with the ends of the log that were known then. The last end is what was
 /// stored.
-pub(crate) struct History(Vec<(u32, WalEnds)>);
+pub(crate) struct History(Vec<(u32, Vec<WalEnd>)>);
 
 impl History {
     /// The epochs of backups.
@@ -34,34 +34,34 @@ impl History {
     /// before. Exact if at most 64 opens that followed commits are between the two. If more, and for manifests of an
     /// older version, those are found that end behind the later state, or behind the oldest end that it knows.
     pub(crate) fn has_lost(&self, epoch: u32, end: u64) -> bool {
-        self.later_ends(epoch).filter_map(|ends| valid_end(ends, epoch)).any(|valid| valid < Some(end))
+        self.has_lost_before(epoch, end, u32::MAX)
     }
 
     /// As [`has_lost`](History::has_lost), if it is known that they were lost before the epoch `later`.
     pub(crate) fn has_lost_before(&self, epoch: u32, end: u64, later: u32) -> bool {
-        self.0.iter().filter(|(of, _)| *of > epoch).any(|(of, ends)| {
-            let recorded = ends.iter().find(|(recorded, _)| *recorded >= epoch);
-            recorded
-                .is_some_and(|(recorded, valid)| *valid < Some(end) && (*of).min(recorded.saturating_add(1)) <= later)
+        let is_before = |of: u32, recorded: u32| of.min(recorded.saturating_add(1)) <= later;
+        let mut later_ends = self.0.iter().filter(|(of, _)| *of > epoch);
+        later_ends.any(|(of, ends)| {
+            first_end(ends, epoch).is_some_and(|(recorded, valid)| valid < Some(end) && is_before(*of, recorded))
         })
     }
 
     /// Whether it is known that commits up to `end`, which were stored in `epoch`, are in a later state.
     pub(crate) fn has_kept(&self, epoch: u32, end: u64) -> bool {
-        // The first known end may be later than the one that was lost.
-        let knows = |ends: &&WalEnds| ends.len() > 1 && (ends.len() <= WAL_ENDS_MAX || ends[0].0 < epoch);
-        let with_ends = self.later_ends(epoch).filter(knows);
-        with_ends.filter_map(|ends| valid_end(ends, epoch)).any(|valid| valid >= Some(end))
-    }
-
-    fn later_ends(&self, epoch: u32) -> impl Iterator<Item = &WalEnds> {
-        self.0.iter().filter(move |(later, _)| *later > epoch).map(|(_, ends)| ends)
+        let later = self.0.iter().filter(|(later, ends)| *later > epoch && ends.len() > 1);
+        let mut known = later.filter(|(_, ends)| knows_first_end(ends, epoch));
+        known.any(|(_, ends)| first_end(ends, epoch).is_some_and(|(_, valid)| valid >= Some(end)))
     }
 }
 
-/// The last sequence number that is valid of those that were stored in `epoch`.
-fn valid_end(ends: &WalEnds, epoch: u32) -> Option<Option<u64>> {
-    ends.iter().find(|(of, _)| *of >= epoch).map(|(_, valid)| *valid)
+/// The first of these ends for what was stored in `epoch`.
+pub(crate) fn first_end(ends: &[WalEnd], epoch: u32) -> Option<WalEnd> {
+    ends.iter().find(|(of, _)| *of >= epoch).copied()
+}
+
+/// Whether it is the first one that the database has recorded: it may have forgotten earlier ones.
+pub(crate) fn knows_first_end(ends: &[WalEnd], epoch: u32) -> bool {
+    ends.len() <= WAL_ENDS_MAX || ends[0].0 < epoch
 }
 
 /// Sorts backups by their sequence numbers. Those with lost commits come first.

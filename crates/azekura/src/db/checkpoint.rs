@@ -112,6 +112,9 @@ fn copy_beside_writer(inner: &DbInner, tmp: &Path) -> Result<()> {
     let identity = Manifest::identity(fs, dir)?;
     let loaded = Manifest::load(Arc::clone(&inner.fs), dir)?;
     let manifest_state = ManifestState::replay(&loaded.edits)?;
+    if let Some(follower) = &inner.follower {
+        follower.check_same_database(&manifest_state)?;
+    }
     let mut id = [0; 16];
     inner.env.random(&mut id);
     Manifest::create(Arc::clone(&inner.fs), tmp, id, &loaded.edits)?;

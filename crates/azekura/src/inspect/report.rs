@@ -390,6 +390,30 @@ pub fn wal_ends(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<(u32, Option<u64>)>>
     Ok(state.wal_ends().map(|(epoch, end)| (epoch.0, end.map(|end| end.0))).collect())
 }
 
+/// Returns the names and ids of the partitions of a copy of a database, in the order of their names, as
+/// [`Database::partition_ids`](crate::Database::partition_ids).
+///
+/// # Errors
+/// `Io` or `Corruption` from the manifest.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let copy = dir.path().join("copy");
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// db.open_partition("fruit", Default::default())?;
+/// db.checkpoint(&copy)?;
+/// let fs: std::sync::Arc<dyn azekura::fs::Fs> = std::sync::Arc::new(azekura::fs::DiskFs::new());
+/// assert_eq!(azekura::inspect::partition_ids(&fs, &copy)?, db.partition_ids());
+/// # Ok(()) }
+/// ```
+pub fn partition_ids(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<(String, u64)>> {
+    let state = read_manifest_state(fs, dir)?.0;
+    let mut partitions: Vec<_> = state.partitions.values().map(|of| (of.meta.name.clone(), of.meta.id.0)).collect();
+    partitions.sort_unstable();
+    Ok(partitions)
+}
+
 /// Reads and checks the manifest and the tables, blob files, pools and WAL segments that it names. Other files are only
 /// listed. Calls `progress` with the bytes checked so far and the total bytes.
 ///
