@@ -39,11 +39,16 @@ impl History {
 
     /// As [`has_lost`](History::has_lost), if it is known that they were lost before the epoch `later`.
     pub(crate) fn has_lost_before(&self, epoch: u32, end: u64, later: u32) -> bool {
-        let is_before = |of: u32, recorded: u32| of.min(recorded.saturating_add(1)) <= later;
-        let mut later_ends = self.0.iter().filter(|(of, _)| *of > epoch);
-        later_ends.any(|(of, ends)| {
-            first_end(ends, epoch).is_some_and(|(recorded, valid)| valid < Some(end) && is_before(*of, recorded))
-        })
+        self.kept_before(epoch, end, later) < end
+    }
+
+    /// The last of the commits up to `end`, which were stored in `epoch`, of which it is not known that they were lost
+    /// before the epoch `later`.
+    pub(crate) fn kept_before(&self, epoch: u32, end: u64, later: u32) -> u64 {
+        let later_ends = self.0.iter().filter(|(of, _)| *of > epoch);
+        let known = later_ends.filter_map(|(of, ends)| first_end(ends, epoch).map(|recorded| (*of, recorded)));
+        let before = known.filter(|(of, (recorded, _))| (*of).min(recorded.saturating_add(1)) <= later);
+        before.map(|(_, (_, valid))| valid.unwrap_or(0)).min().map_or(end, |valid| valid.min(end))
     }
 
     /// Whether it is known that commits up to `end`, which were stored in `epoch`, are in a later state.

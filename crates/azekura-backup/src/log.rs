@@ -234,7 +234,7 @@ impl<'l> LaterLogs<'l> {
 /// only backup that comes into question.
 ///
 /// # Errors
-/// Those of [`chain`]; `Gap` if a backup is left out that may not be lost, and the log does not reach its end.
+/// Those of [`chain`]; `Gap` if a backup is left out, and the log does not reach the end of what may be kept of it.
 pub(crate) fn choose<'m>(
     logs: &[StoredLog],
     manifests: &'m [(String, BackupManifest)],
@@ -249,10 +249,11 @@ pub(crate) fn choose<'m>(
     for (_, backup) in within.iter().rev().filter(|(_, of)| wanted.is_none_or(|id| of.id == id)) {
         let log = chain(logs, backup, manifests, until)?;
         if backup.is_durable || (log.objects.is_empty() && !is_replaced_by_log(logs, backup, until)) {
-            let may_be_kept = |of: &&&BackupManifest| {
-                !history.has_lost(of.epoch(), of.sequence) && !all.has_lost_before(of.epoch(), of.sequence, log.epoch)
+            let kept = |of: &&BackupManifest| {
+                let end = history.kept_before(of.epoch(), of.sequence, u32::MAX);
+                all.kept_before(of.epoch(), end, log.epoch)
             };
-            return match left_out.iter().filter(may_be_kept).map(|of| of.sequence).max() {
+            return match left_out.iter().map(kept).max() {
                 Some(before) if log.end < before => Err(BackupError::Gap { after: log.end, before }),
                 _ => Ok(Some((backup, log.objects))),
             };
@@ -274,7 +275,7 @@ mod tests {
     use crate::log_object::test_position;
 
     /// Regression: a later backup told that the backup that was left out was lost before the limit, and a restore to
-    /// a time was a `Gap`.
+    /// a time was a `Gap`. If only its end was lost, a restore lacked the rest of it.
     #[test]
     fn later_backup_tells_what_was_lost() {
         let backup = |id: &str, sequence, epoch, time_ms, is_durable| {
@@ -287,7 +288,7 @@ mod tests {
             let header = Ok(LogHeader::for_test(after, epoch, end, time_ms));
             StoredLog { object: after.to_string(), after, header }
         };
-        let logs = [log(40, 1, 45, 50), log(45, 21, 48, 120), log(48, 21, 60, 130)];
+        let mut logs = [log(40, 1, 45, 50), log(45, 21, 48, 120), log(48, 21, 60, 130)];
         let mut manifests = vec![backup("d", 40, 1, 10, true), backup("lost", 50, 1, 100, false)];
         let until = Until::TimeMs(125);
         assert!(matches!(choose(&logs, &manifests, None, until), Err(BackupError::Gap { after: 48, before: 50 })));
@@ -296,5 +297,9 @@ mod tests {
         manifests.push((id, later));
         let (chosen, objects) = choose(&logs, &manifests, None, until).unwrap().unwrap();
         assert_eq!((&chosen.id[..], &objects[..]), ("d", &["40".to_owned(), "45".to_owned()][..]));
+        // A part of it was kept that the log within the limit does not have.
+        manifests[2].1.wal_ends = vec![(20, Some(48))];
+        [logs[1], logs[2]] = [log(45, 21, 47, 120), log(47, 21, 60, 130)];
+        assert!(matches!(choose(&logs, &manifests, None, until), Err(BackupError::Gap { after: 47, before: 48 })));
     }
 }

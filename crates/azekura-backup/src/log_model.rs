@@ -266,10 +266,11 @@ impl Model {
         Some(line)
     }
 
-    /// The longest part of the history, up to `limit`, that backups up to there and the log have.
+    /// The longest part of the history, up to `limit`, that backups that end up to there and the log have.
     fn stored(&self, limit: u64) -> Line {
-        let backups = self.backups.iter().filter(|of| self.line.starts_with(&of.line)).map(|of| of.line.len() as u64);
-        let Some(mut end) = backups.filter(|end| *end <= limit).max() else { return Line::new() };
+        let within = self.backups.iter().filter(|of| of.line.len() as u64 <= limit);
+        let kept = within.map(|of| of.line.iter().zip(&self.line).take_while(|(stored, now)| stored == now).count());
+        let Some(mut end) = kept.max().map(|end| end as u64) else { return Line::new() };
         let is_ours = |log: &ShippedLog| log.commits.iter().all(|(at, of)| self.line.get(*at as usize - 1) == Some(of));
         while let Some(log) = self.logs.values().find(|log| log.header.continues(end) && is_ours(log))
             && end < limit
