@@ -141,6 +141,7 @@ impl BackupStore {
         report: &mut StoreReport,
     ) -> Result<()> {
         report.log_objects = logs.len();
+        let oldest = manifests.iter().map(|(_, of)| of.sequence).min().unwrap_or(0);
         for StoredLog { object, header, .. } in logs {
             let checked = match header {
                 Err(error) => Err(BackupError::wrong(object, error.to_string())),
@@ -149,6 +150,8 @@ impl BackupStore {
             };
             match checked {
                 Ok(()) => {}
+                // `prune` may have deleted it meanwhile, because no backup needs it.
+                Err(BackupError::Missing { .. }) if header.as_ref().is_ok_and(|of| of.end() <= oldest) => {}
                 Err(error @ (BackupError::Missing { .. } | BackupError::WrongContent { .. })) => {
                     report.problems.push(error);
                 }

@@ -113,7 +113,8 @@ impl Database {
     ///
     /// # Errors
     /// `Invalid` if the database is no follower. `Stale` if a recovery of the writer has lost commits that are visible
-    /// here or has skipped damage, if a commit was read that the writer could not finish because the disk was full, or
+    /// here or has skipped damage, if a commit was read that the writer could not finish because the disk was full, if
+    /// there were more than 64 opens with commits since the last call, of which the manifest does not tell all ends, or
     /// if the follower was too slow and has missed changes of a pool whose comparator was not given yet: open the
     /// follower again. `Unsupported` if the writer has created a pool in mapped memory. `Corruption` if a file is
     /// damaged. `Io`, `Closed`.
@@ -174,8 +175,8 @@ fn start_thread(handle: &DbHandle) -> Result<()> {
     Ok(())
 }
 
-/// Catches up at this interval, from the begin of a call to that of the next, until the database closes, but not once it
-/// is poisoned. A quarter of the interval is always a pause. The listener hears of an error once, until it ends.
+/// Catches up at this interval, from the begin of a call to that of the next, until the database closes, but not once
+/// it is poisoned. A quarter of the interval is always a pause. The listener hears of an error once, until it ends.
 fn catch_up_periodically(inner: &DbInner, interval: Duration) {
     let ms = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 40);
     let (mut has_failed, mut pause) = (false, ms);

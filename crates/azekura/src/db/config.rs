@@ -728,8 +728,8 @@ impl Config {
     /// Sets how often a [follower](Config::open_follower) catches up by itself, in a thread of its own. At least 1 ms.
     /// Default: `None`, only when [`catch_up`](crate::Database::catch_up) is called.
     ///
-    /// The time counts from the begin of a call to that of the next. If a call takes longer than three quarters of it, the
-    /// thread rests for a quarter.
+    /// The time counts from the begin of a call to that of the next. If a call takes longer than three quarters of it,
+    /// the thread rests for a quarter.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {

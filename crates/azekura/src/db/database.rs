@@ -434,8 +434,8 @@ impl Database {
 
     /// Returns the names of all partitions, sorted, each with its id.
     ///
-    /// An id is used once. So in a list that is equal to an earlier one, no partition was deleted and created again under
-    /// its name.
+    /// An id is used once. So in a list that is equal to an earlier one, no partition was deleted and created again
+    /// under its name.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {

@@ -290,8 +290,8 @@ impl SnapshotList {
         self.visible.get()
     }
 
-    /// As [`visible`](Self::visible), but never a number that [`replace_states`](Self::replace_states) has published and
-    /// for which it still installs the states.
+    /// As [`visible`](Self::visible), but never a number that [`replace_states`](Self::replace_states) has published
+    /// and for which it still installs the states.
     pub(crate) fn visible_and_installed(&self) -> SeqNo {
         let _registered = self.lock_registered();
         self.visible.get()

@@ -232,7 +232,11 @@ impl WalTail {
             self.segment = self.find_start()?;
             return Ok(true);
         }
-        Err(recycled_error(self.last_seqno))
+        // Segments without commits, of opens that made none, may have been removed in between.
+        let (epoch, next) = (current.header.epoch, self.last_seqno.plus(1));
+        let continues = |of: &TailSegment| of.file.header.epoch > epoch && of.file.header.first_seqno == next;
+        self.segment = Some(self.find_start()?.filter(continues).ok_or_else(|| recycled_error(self.last_seqno))?);
+        Ok(true)
     }
 
     /// Whether the file of the segment still exists and has the same header.

@@ -888,3 +888,32 @@ fn a_feed_has_the_changes_of_partitions_that_are_installed() {
     });
     assert!(seen.is_superset(&expected), "{:?} are missing", expected.difference(&seen));
 }
+
+/// Regression: a feed of a follower at the end of the log was stale after a clean open without commits, because the
+/// segments that link the next one to its own are removed. A watcher made a whole backup.
+#[test]
+fn a_feed_goes_on_after_opens_without_commits() {
+    for (idle_opens, flushes) in (0..4).flat_map(|idle| [(idle, false), (idle, true)]) {
+        let machine = MemFs::new();
+        let config = || Config::new(DIR).fs(Arc::new(machine.clone())).workers(0).wal_segment_size(64 << 10);
+        let mut db = config().open().unwrap();
+        db.open_partition("p", Default::default()).unwrap().insert("k", "1").unwrap();
+        let follower = config().follow_interval(None).open_follower().unwrap();
+        let mut changes = follower.changes_since(follower.change_position().unwrap()).unwrap();
+        for round in 0..4u8 {
+            let p = db.partition("p").unwrap();
+            p.insert([round], "1").unwrap();
+            follower.catch_up().unwrap();
+            let seen: Vec<_> = changes.by_ref().map(|commit| commit.map(drop)).take(2).collect();
+            assert!(matches!(seen[..], [Ok(())]), "round {round}, {idle_opens} idle opens, {flushes}: {seen:?}");
+            if flushes {
+                p.flush().unwrap();
+            }
+            drop(p);
+            for _ in 0..=idle_opens {
+                db.close().unwrap();
+                db = config().open().unwrap();
+            }
+        }
+    }
+}

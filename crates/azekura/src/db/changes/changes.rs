@@ -91,9 +91,9 @@ impl Database {
     /// [`Operation::Insert`](crate::Operation::Insert).
     ///
     /// # Errors
-    /// `Stale` if the WAL does not contain the next commit any more, or if a recovery has lost commits before
-    /// `position`. `Invalid` if the position is from another database or from the future, or if the database is open
-    /// for reading only. `Closed`.
+    /// `Stale` if the WAL does not contain the next commit any more, if a recovery has lost commits before `position`,
+    /// or if there were more than 64 opens with commits since, so that this is not known. `Invalid` if the position is
+    /// from another database or from the future, or if the database is open for reading only. `Closed`.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -485,8 +485,8 @@ impl Changes {
         let (mut bytes, mut is_complete) = (0, true);
         let (partitions, named) = (&mut self.partitions, &mut self.named_by_last);
         let (filters, batches) = (&self.filters, &mut self.batches);
-        // A later open may have abandoned the rest of a segment that was found before. If its end is not known any more,
-        // the place has to be found again.
+        // A later open may have abandoned the rest of a segment that was found before. If its end is not known any
+        // more, the place has to be found again.
         let is_found_since = self.found_in == epoch;
         let recorded_end = |of| if is_found_since { source.end_of_segment(of) } else { source.end_of_epoch(of) };
         let mut read = self.tail.read(limit, &recorded_end, &mut |commit| {
