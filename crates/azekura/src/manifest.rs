@@ -146,6 +146,17 @@ impl Manifest {
         header.map_err(|error| error.in_file(&path))
     }
 
+    /// The state of the manifest, if it is another file than this one: each open creates one.
+    ///
+    /// # Errors
+    /// As [`Manifest::load`].
+    pub(crate) fn load_if_replaced(fs: &Arc<dyn Fs>, dir: &Path, file_id: [u8; 16]) -> Result<Option<ManifestState>> {
+        if Manifest::identity(&**fs, dir)?.0 == file_id {
+            return Ok(None);
+        }
+        ManifestState::replay(&Manifest::load(Arc::clone(fs), dir)?.edits).map(Some)
+    }
+
     /// Appends edits that take effect together. They survive a crash of the process, and after [`Manifest::sync`]
     /// also power loss.
     ///

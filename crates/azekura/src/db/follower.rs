@@ -133,11 +133,9 @@ impl Follower {
     /// # Errors
     /// `Stale` if it has lost them; `Invalid` if the directory has another database; those of the manifest.
     pub(crate) fn check_kept(&self, installed: &InstalledManifest, last: SeqNo) -> Result<()> {
-        let Config { fs, path, .. } = &self.config;
-        if Manifest::identity(&**fs, path)?.0 == installed.file_id {
+        let Some(now) = Manifest::load_if_replaced(&self.config.fs, &self.config.path, installed.file_id)? else {
             return Ok(());
-        }
-        let now = ManifestState::replay(&Manifest::load(Arc::clone(fs), path)?.edits)?;
+        };
         self.check_same_database(&now)?;
         check_not_lost(&now, installed.state.position_epoch(), last)
     }

@@ -12,6 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::manifest_state::ManifestState;
 use crate::base::version_edit::{PartitionId, WalEpoch};
 use crate::base::{Error, Result, SeqNo};
 use crate::db::changes::change_position::ChangePosition;
@@ -55,7 +56,11 @@ impl Database {
     pub fn change_position(&self) -> Result<ChangePosition> {
         let inner = &self.handle.inner;
         let source = change_source(&self.handle)?;
-        Ok(ChangePosition { instance: source.instance(), epoch: source.position_epoch(), seqno: source.end(inner) })
+        Ok(ChangePosition {
+            instance: source.with_state(|state| state.instance),
+            epoch: source.position_epoch(),
+            seqno: source.end(inner),
+        })
     }
 
     /// Returns the position up to which visible commits are known to survive power loss, as far as they are in the WAL.
@@ -125,10 +130,10 @@ impl Database {
     pub fn changes_since(&self, position: ChangePosition) -> Result<Changes> {
         let inner = &self.handle.inner;
         let source = change_source(&self.handle)?;
-        if position.instance != source.instance() {
+        if position.instance != source.with_state(|state| state.instance) {
             return Err(Error::invalid("the position of changes is from another database"));
         }
-        if let Some(end) = source.end_of_epoch(position.epoch)?
+        if let Some(end) = source.with_state(|state| state.end_of_epoch(position.epoch))?
             && position.seqno > end
         {
             let message = format!("a recovery has ended the log at sequence number {end}, before the position");
@@ -172,41 +177,15 @@ enum ChangeSource<'a> {
 }
 
 impl ChangeSource<'_> {
-    fn instance(&self) -> [u8; 16] {
+    fn with_state<T>(&self, read: impl FnOnce(&ManifestState) -> T) -> T {
         match self {
-            ChangeSource::Own(writer) => writer.version_set.instance(),
-            ChangeSource::Followed(_, installed, _) => installed.state.instance,
-        }
-    }
-
-    fn database_id(&self) -> [u8; 16] {
-        match self {
-            ChangeSource::Own(writer) => writer.version_set.database_id(),
-            ChangeSource::Followed(_, installed, _) => installed.state.id,
+            ChangeSource::Own(writer) => writer.version_set.with_state(read),
+            ChangeSource::Followed(_, installed, _) => read(&installed.state),
         }
     }
 
     fn position_epoch(&self) -> WalEpoch {
-        match self {
-            ChangeSource::Own(writer) => writer.version_set.position_epoch(),
-            ChangeSource::Followed(_, installed, _) => installed.state.position_epoch(),
-        }
-    }
-
-    /// As [`ManifestState::end_of_epoch`].
-    fn end_of_epoch(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
-        match self {
-            ChangeSource::Own(writer) => writer.version_set.end_of_epoch(epoch),
-            ChangeSource::Followed(_, installed, _) => installed.state.end_of_epoch(epoch),
-        }
-    }
-
-    /// As [`ManifestState::end_of_segment`].
-    fn end_of_segment(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
-        match self {
-            ChangeSource::Own(writer) => writer.version_set.end_of_segment(epoch),
-            ChangeSource::Followed(_, installed, _) => installed.state.end_of_segment(epoch),
-        }
+        self.with_state(ManifestState::position_epoch)
     }
 
     /// Checks that commits up to `last` that were read just now are those that the database shows, and not others with
@@ -259,7 +238,7 @@ fn change_source(handle: &DbHandle) -> Result<ChangeSource<'_>> {
 
 /// A reader of the commits after `position`.
 fn tail_after(inner: &DbInner, source: &ChangeSource<'_>, position: ChangePosition) -> WalTail {
-    let mut tail = WalTail::new(Arc::clone(&inner.fs), &inner.dir, source.database_id(), position.seqno);
+    let mut tail = WalTail::new(Arc::clone(&inner.fs), &inner.dir, source.with_state(|state| state.id), position.seqno);
     tail.ignores_recycling = inner.settings.has_planted_bug(PlantedBug::UnnoticedRecycling);
     tail
 }
@@ -488,7 +467,9 @@ impl Changes {
         // A later open may have abandoned the rest of a segment that was found before. If its end is not known any
         // more, the place has to be found again.
         let is_found_since = self.found_in == epoch;
-        let recorded_end = |of| if is_found_since { source.end_of_segment(of) } else { source.end_of_epoch(of) };
+        let recorded_end = |of| {
+            source.with_state(|state| if is_found_since { state.end_of_segment(of) } else { state.end_of_epoch(of) })
+        };
         let mut read = self.tail.read(limit, &recorded_end, &mut |commit| {
             check_payload(commit.payload, commit.seqno_count)?;
             bytes += commit.payload.len() + COMMIT_OVERHEAD;

@@ -165,14 +165,11 @@ pub(crate) fn check_same_open(
     read: &ManifestState,
     identity: &ManifestIdentity,
 ) -> Result<()> {
-    // An open creates a manifest.
-    if Manifest::identity(&**fs, dir)?.0 == identity.0 {
-        return Ok(());
-    }
-    let now = ManifestState::replay(&Manifest::load(Arc::clone(fs), dir)?.edits)?;
-    match now.position_epoch() == read.position_epoch() {
-        true => Ok(()),
-        false => Err(Error::new(ErrorKind::Conflict, "the database was opened again while it was read")),
+    match Manifest::load_if_replaced(fs, dir, identity.0)? {
+        Some(now) if now.position_epoch() != read.position_epoch() => {
+            Err(Error::new(ErrorKind::Conflict, "the database was opened again while it was read"))
+        }
+        _ => Ok(()),
     }
 }
 

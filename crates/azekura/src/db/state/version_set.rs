@@ -241,28 +241,9 @@ impl VersionSet {
         Ok(true)
     }
 
-    /// The id of this instance of the database: a checkpoint has another one.
-    pub(crate) fn instance(&self) -> [u8; 16] {
-        lock(&self.state).instance
-    }
-
-    pub(crate) fn database_id(&self) -> [u8; 16] {
-        lock(&self.state).id
-    }
-
-    /// As [`ManifestState::position_epoch`].
-    pub(crate) fn position_epoch(&self) -> WalEpoch {
-        lock(&self.state).position_epoch()
-    }
-
-    /// As [`ManifestState::end_of_epoch`].
-    pub(crate) fn end_of_epoch(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
-        lock(&self.state).end_of_epoch(epoch)
-    }
-
-    /// As [`ManifestState::end_of_segment`].
-    pub(crate) fn end_of_segment(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
-        lock(&self.state).end_of_segment(epoch)
+    /// Reads the manifest state, under its lock.
+    pub(crate) fn with_state<T>(&self, read: impl FnOnce(&ManifestState) -> T) -> T {
+        read(&lock(&self.state))
     }
 
     /// Returns the size of the manifest in bytes.
