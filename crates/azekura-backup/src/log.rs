@@ -1,6 +1,7 @@
 //! The shipped log as a chain: which objects continue a backup up to a time, and which backup a restore begins with.
 
 use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::ObjectMeta;
 
 use crate::error::{BackupError, Result};
 use crate::history::{History, sort_backups};
@@ -71,8 +72,16 @@ pub(crate) struct StoredLog {
 
 /// All log objects of the database, in the order of their names.
 pub(crate) async fn read_headers(store: &BackupStore, database: &str) -> Result<Vec<StoredLog>> {
-    let listed = store.list_folder(LOG).await?;
-    let numbered = listed.into_iter().filter_map(|(object, meta)| Some((number_in_name(&object)?, object, meta.size)));
+    read_listed(store, &store.list_folder(LOG).await?, database).await
+}
+
+/// Those of the listed objects that are log objects of the database.
+pub(crate) async fn read_listed(
+    store: &BackupStore,
+    listed: &[(String, ObjectMeta)],
+    database: &str,
+) -> Result<Vec<StoredLog>> {
+    let numbered = listed.iter().filter_map(|(name, meta)| Some((number_in_name(name)?, name.clone(), meta.size)));
     let read = stream::iter(numbered).map(async |(after, object, size)| {
         let header = if size < HEADER_LEN as u64 {
             // Of an empty object, no range can be read.
@@ -130,11 +139,27 @@ pub(crate) fn chain(
     manifests: &[(String, BackupManifest)],
     until: Until,
 ) -> Result<Chain> {
-    let all = History::of(manifests.iter().map(|(_, of)| of));
-    let found = LaterLogs::of(logs, backup, manifests, &all, until)?;
-    let chain = found.chain(backup, &all, until)?;
+    chain_in(logs, backup, &Histories::of(manifests, until), until)
+}
+
+fn chain_in(logs: &[StoredLog], backup: &BackupManifest, histories: &Histories, until: Until) -> Result<Chain> {
+    let found = LaterLogs::of(logs, backup, histories, until)?;
+    let chain = found.chain(backup, &histories.all, until)?;
     found.check_end(chain.end, until)?;
     Ok(chain)
+}
+
+/// What the backups of a store tell: those within a limit, and all.
+struct Histories {
+    within: History,
+    all: History,
+}
+
+impl Histories {
+    fn of(manifests: &[(String, BackupManifest)], until: Until) -> Histories {
+        let all = || manifests.iter().map(|(_, of)| of);
+        Histories { within: History::of(all().filter(|of| until.admits_backup(of))), all: History::of(all()) }
+    }
 }
 
 /// The log objects behind a backup, without those that a recovery has lost.
@@ -154,11 +179,9 @@ impl<'l> LaterLogs<'l> {
     fn of(
         logs: &'l [StoredLog],
         backup: &BackupManifest,
-        manifests: &[(String, BackupManifest)],
-        all: &History,
+        Histories { within: history, all }: &Histories,
         until: Until,
     ) -> Result<LaterLogs<'l>> {
-        let history = History::of(manifests.iter().map(|(_, of)| of).filter(|of| until.admits_backup(of)));
         let is_lost = history.has_lost(backup.epoch(), backup.sequence);
         let headers = logs.iter().flat_map(|log| &log.header).filter(|header| until.admits_log(header));
         let later_logs = history.of_later_logs(headers.map(|header| (header.epoch(), header.after)));
@@ -243,15 +266,14 @@ pub(crate) fn choose<'m>(
 ) -> Result<Option<(&'m BackupManifest, Vec<String>)>> {
     let mut within: Vec<_> = manifests.iter().filter(|(_, of)| until.admits_backup(of)).collect();
     sort_backups(&mut within);
-    let (history, all) =
-        (History::of(within.iter().map(|(_, of)| of)), History::of(manifests.iter().map(|(_, of)| of)));
+    let histories = Histories::of(manifests, until);
     let mut left_out: Vec<&BackupManifest> = Vec::new();
     for (_, backup) in within.iter().rev().filter(|(_, of)| wanted.is_none_or(|id| of.id == id)) {
-        let log = chain(logs, backup, manifests, until)?;
+        let log = chain_in(logs, backup, &histories, until)?;
         if backup.is_durable || (log.objects.is_empty() && !is_replaced_by_log(logs, backup, until)) {
             let kept = |of: &&BackupManifest| {
-                let end = history.kept_before(of.epoch(), of.sequence, u32::MAX);
-                all.kept_before(of.epoch(), end, log.epoch)
+                let end = histories.within.kept_before(of.epoch(), of.sequence, u32::MAX);
+                histories.all.kept_before(of.epoch(), end, log.epoch)
             };
             return match left_out.iter().map(kept).max() {
                 Some(before) if log.end < before => Err(BackupError::Gap { after: log.end, before }),

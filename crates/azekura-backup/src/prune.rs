@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::{BackupError, Result};
 use crate::holds::{Start, age, held_objects, write_hold};
 use crate::layout::{BackupManifest, FILES, HOLDS, Hold, LOG, PARTS, is_data_object};
-use crate::log::read_headers;
+use crate::log::read_listed;
 use crate::store::BackupStore;
 
 /// Options of [`BackupStore::prune`].
@@ -76,7 +76,7 @@ impl BackupStore {
         };
         // Listed before what protects them, so that what is protected meanwhile is seen.
         let listed_logs = self.list_folder(LOG).await?;
-        let logs = read_headers(self, &record.database).await?;
+        let logs = read_listed(self, &listed_logs, &record.database).await?;
         let mut candidates = BTreeMap::new();
         for folder in [FILES, PARTS] {
             candidates.extend(self.list_folder(folder).await?.into_iter().filter(|(object, _)| is_data_object(object)));
