@@ -18,15 +18,15 @@ use crate::{display, encoding};
 
 /// Stores one entry.
 pub(crate) fn put(args: &PutArgs, db: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
-    let (key, value) = entry_to_put(&args.entry)?;
-    let bytes = (key.len() + value.len()) as u64;
+    let put = PutEntry::of(args, entry_to_put(&args.entry)?)?;
+    let bytes = (put.key.len() + put.value.len()) as u64;
     let target = open::partition_to_write(db, &args.entry.partition.name, args.create, bytes)?;
     let mut batch = target.db.batch();
-    let added = add_put(&mut batch, args, &target.partition, &key, &value);
-    let stored = added.and_then(|()| batch.commit().map_err(CliError::refused));
+    put.add_to(&mut batch, &target.partition);
+    let stored = batch.commit().map_err(CliError::refused);
     target.close(stored.is_ok())?;
     stored?;
-    print_put(&args.entry, &key, &value, output)?;
+    print_put(&args.entry, &put.key, &put.value, output)?;
     Ok(CommandOutcome::Success)
 }
 
@@ -40,24 +40,32 @@ pub(crate) fn merge(args: &EntryArgs, db: &Path, output: &mut CommandOutput) -> 
     Ok(CommandOutcome::Success)
 }
 
-/// Adds an entry to a batch, with the condition and the time to live of the arguments.
-pub(crate) fn add_put(
-    batch: &mut Batch,
-    args: &PutArgs,
-    partition: &Partition,
-    key: &[u8],
-    value: &[u8],
-) -> Result<()> {
-    if args.condition.if_absent {
-        batch.expect(partition, key, None);
-    } else if let Some(expected) = &args.condition.if_value {
-        batch.expect(partition, key, Some(&encoding::argument_bytes(expected, args.entry.hex.hex)?));
+/// An entry to store, with the condition and the time to live of the arguments.
+pub(crate) struct PutEntry<'a> {
+    args: &'a PutArgs,
+    pub(crate) key: Vec<u8>,
+    pub(crate) value: Vec<u8>,
+    /// The value that the key must have.
+    expected: Option<Vec<u8>>,
+}
+
+impl PutEntry<'_> {
+    pub(crate) fn of(args: &PutArgs, (key, value): (Vec<u8>, Vec<u8>)) -> Result<PutEntry<'_>> {
+        let expected = args.condition.if_value.as_ref();
+        let expected = expected.map(|value| encoding::argument_bytes(value, args.entry.hex.hex)).transpose()?;
+        Ok(PutEntry { args, key, value, expected })
     }
-    match args.ttl {
-        Some(ttl) => batch.insert_with_ttl(partition, key, value, ttl),
-        None => batch.insert(partition, key, value),
+
+    pub(crate) fn add_to(&self, batch: &mut Batch, partition: &Partition) {
+        let PutEntry { args, key, value, expected } = self;
+        if args.condition.if_absent || expected.is_some() {
+            batch.expect(partition, key, expected.as_deref());
+        }
+        match args.ttl {
+            Some(ttl) => batch.insert_with_ttl(partition, key, value, ttl),
+            None => batch.insert(partition, key, value),
+        }
     }
-    Ok(())
 }
 
 /// The key and the value of the arguments. Reads the file or the standard input that has the value.

@@ -12,7 +12,7 @@ use super::words;
 use crate::args::{
     ClearArgs, ConfirmationArg, CountArgs, DelArgs, EntryArgs, GetArgs, PartitionFilter, PutArgs, ScanArgs, ShellArgs,
 };
-use crate::command::point::{self, ValueForm};
+use crate::command::point::{self, PutEntry, ValueForm};
 use crate::command::stats::StatsReading;
 use crate::command::{maintenance, partitions, range};
 use crate::display::{self, plural};
@@ -224,23 +224,23 @@ impl<'a> ShellSession<'a> {
 
     fn put(&mut self, args: &PutArgs, output: &mut CommandOutput) -> Result<()> {
         self.check_writable()?;
-        let (key, value) = entry_without_stdin(&args.entry)?;
+        let put = PutEntry::of(args, entry_without_stdin(&args.entry)?)?;
         let name = &args.entry.partition.name;
         let db = if args.create { self.existing_or_new()? } else { self.existing()? };
         let (partition, created) = open::partition_to_put(db, name, args.create)?;
-        let add = |batch: &mut Batch| point::add_put(batch, args, &partition, &key, &value);
         if self.batch.is_some() {
-            self.add_to_batch(add)?;
+            self.add_to_batch(|batch| put.add_to(batch, &partition))?;
         } else {
             let mut batch = self.existing()?.batch();
-            if let Err(error) = add(&mut batch).and_then(|()| batch.commit().map_err(CliError::refused)) {
+            put.add_to(&mut batch, &partition);
+            if let Err(error) = batch.commit() {
                 if created {
                     self.existing()?.delete_partition_by_name(name)?;
                 }
-                return Err(error);
+                return Err(CliError::refused(error));
             }
         }
-        point::print_put(&args.entry, &key, &value, output)
+        point::print_put(&args.entry, &put.key, &put.value, output)
     }
 
     fn merge(&mut self, args: &EntryArgs, output: &mut CommandOutput) -> Result<()> {
@@ -248,10 +248,7 @@ impl<'a> ShellSession<'a> {
         let (key, operand) = entry_without_stdin(args)?;
         let partition = self.existing_partition(&args.partition.name)?;
         match self.batch.is_some() {
-            true => self.add_to_batch(|batch| {
-                batch.merge(&partition, &key, &operand);
-                Ok(())
-            })?,
+            true => self.add_to_batch(|batch| batch.merge(&partition, &key, &operand))?,
             false => partition.merge(&key, &operand)?,
         }
         point::print_put(args, &key, &operand, output)
@@ -265,10 +262,7 @@ impl<'a> ShellSession<'a> {
             let existed = point::remove_in(self.existing()?, &partition, &removal)?;
             return point::print_removed(&removal, existed, output);
         }
-        self.add_to_batch(|batch| {
-            point::add_removal(batch, &partition, &removal);
-            Ok(())
-        })?;
+        self.add_to_batch(|batch| point::add_removal(batch, &partition, &removal))?;
         if output.json() { output.line(json!({ "asked": args.keys.len() })) } else { Ok(()) }
     }
 
@@ -283,9 +277,9 @@ impl<'a> ShellSession<'a> {
     }
 
     /// Adds a write to the batch. A write that breaks a limit discards the batch.
-    fn add_to_batch(&mut self, write: impl FnOnce(&mut Batch) -> Result<()>) -> Result<()> {
+    fn add_to_batch(&mut self, write: impl FnOnce(&mut Batch)) -> Result<()> {
         let Some(batch) = &mut self.batch else { return Ok(()) };
-        write(batch)?;
+        write(batch);
         if batch.error().is_none() {
             return Ok(());
         }
