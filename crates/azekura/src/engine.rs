@@ -276,8 +276,9 @@ pub(crate) trait Engine: Send + Sync {
     fn apply(&self, entry: EntryRef<'_>, staged: Staged) -> Result<bool>;
 
     /// Completes the range deletes that were applied since the last call. The leader calls it when the group with them
-    /// is visible, before any other change is made. A record of kind [`RangeDelete`](RecordKind::RangeDelete) removes
-    /// the records of its range with lower sequence numbers, and is always committed in a group.
+    /// is visible, and a follower behind each commit, before any other change is made. A record of kind
+    /// [`RangeDelete`](RecordKind::RangeDelete) removes the records of its range with lower sequence numbers, and is
+    /// always committed in a group.
     ///
     /// # Errors
     /// `Corruption` if the tree is damaged: the state is unknown.

@@ -460,9 +460,7 @@ impl FollowerTask<'_> {
         let is_at_end = stop == WalStop::End && (held_from.is_none() || only_ingest_is_held);
         if end < self.required() || (!is_at_end && self.deletes_partitions()) {
             return match (stop, held_from) {
-                (WalStop::End, None) | (WalStop::BeforeRangeDelete, _) => {
-                    Err(Error::stale("the log does not contain commits that the manifest names"))
-                }
+                (WalStop::End, None) => Err(Error::stale("the log does not contain commits that the manifest names")),
                 _ => Ok(false),
             };
         }
@@ -603,7 +601,8 @@ impl FollowerTask<'_> {
             {
                 // Until the new state is installed, pools have records that the log would bring again.
                 self.progress.torn = Some(again.last_seqno);
-                copy_changes(&**read, &**tree, again.last_seqno)?;
+                tree.complete_range_deletes()?; // an attempt may have failed before it has
+                copy_changes(&**read, &**tree, (self.inner.last_visible.get(), again.last_seqno))?;
             }
         }
         self.replace(&again.manifest_state, again.identity.0, states, again.last_seqno)?;
@@ -633,17 +632,17 @@ impl FollowerTask<'_> {
 }
 
 /// Changes the records of the pool `to` to those of the pool `from`, which is the same pool at `end`, a later moment.
+/// `to` has all changes up to `visible`, and may have some later ones.
 ///
 /// # Errors
-/// `Stale` if two different records have the same sequence number, so that `to` has one of another history; those of
-/// the pools.
-fn copy_changes(from: &dyn Engine, to: &dyn Engine, end: SeqNo) -> Result<()> {
+/// `Stale` if `to` has a change of another history; those of the pools.
+fn copy_changes(from: &dyn Engine, to: &dyn Engine, (visible, end): (SeqNo, SeqNo)) -> Result<()> {
     let (order, at) = (to.key_order(), ReadMoment::from(SeqNo::MAX));
     let unbounded = (Bound::Unbounded, Bound::Unbounded);
     let (mut new, mut old) = (from.view().iter(at, unbounded)?, to.view().iter(at, unbounded)?);
     new.seek_to_first()?;
     old.seek_to_first()?;
-    let failed_since = || Error::stale("a pool has a record of a commit that was read and has failed since");
+    let failed_since = || Error::stale("a pool has a change of a commit that was read and has failed since");
     // Collected first, because the iterators read the pool that is changed.
     let mut changes: Vec<(Vec<u8>, SeqNo, RecordKind, Vec<u8>)> = Vec::new();
     loop {
@@ -666,6 +665,13 @@ fn copy_changes(from: &dyn Engine, to: &dyn Engine, end: SeqNo) -> Result<()> {
             }
             // A later state of the same history has no older record of a key, except of one that was removed.
             (Some(newest), Some(before)) if newest.seqno < before.seqno && !before.kind.is_tombstone() => {
+                return Err(failed_since());
+            }
+            // `to` has removed this record, and has retained it up to the commit that has removed it. One that has
+            // expired may be gone without a commit.
+            (Some(newest), None)
+                if newest.seqno <= visible && !newest.kind.is_tombstone() && !newest.kind.has_expiry() =>
+            {
                 return Err(failed_since());
             }
             (Some(EntryRef { user_key, seqno, kind, value }), _) => {

@@ -23,8 +23,6 @@ pub(crate) enum WalStop {
     /// Before a commit, with its last sequence number, that names what the manifest does not know yet, or that points
     /// to a value that is not there.
     BeforeUnknown(SeqNo),
-    /// Before a commit that can be applied only when the commits before it are visible.
-    BeforeRangeDelete,
     /// Before a segment of an open that the manifest may not record yet.
     BeforeOpen,
 }
@@ -92,9 +90,6 @@ impl CommitReader<'_> {
         }
         *self.waits_for_install |= needs_install;
         let is_held = self.held_from.is_some() || *self.waits_for_install;
-        if is_held && !pools_with_range_deletes.is_empty() {
-            return Err(self.stop(WalStop::BeforeRangeDelete)); // a pool completes it when it is visible
-        }
         *self.torn = Some(last);
         let mut seqno = commit.first_seqno;
         for record in WalRecordIter::new(commit.payload) {
@@ -108,8 +103,10 @@ impl CommitReader<'_> {
         }
         if !is_held {
             self.inner.last_visible.publish(last.max(self.inner.last_visible.get()));
-            pools_with_range_deletes.iter().try_for_each(|pool| pool.complete_range_deletes())?;
         }
+        // Also if they are held: until they are visible, the pools retain what they remove. The next commit may put a
+        // covered key again.
+        pools_with_range_deletes.iter().try_for_each(|pool| pool.complete_range_deletes())?;
         *self.torn = None;
         Ok(())
     }

@@ -2,7 +2,8 @@
 //!
 //! The group-commit leader adds a range delete when it applies it. After it has published the commit it removes the
 //! covered records and clears the set, before it makes any other commit and before single changes resume. So all
-//! pending range deletes belong to one group, and no record is put while the covered records are removed.
+//! pending range deletes belong to one group, and no record is put while the covered records are removed. Where the WAL
+//! is replayed or followed, the covered records are removed although the commit may not be visible yet.
 //!
 //! While range deletes are pending, readers that see them hide the covered records. A reader takes its sequence number
 //! first, then loads [`first`](PendingRangeDeletes::first) or the set, then searches. If it does not find a published

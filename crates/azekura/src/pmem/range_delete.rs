@@ -66,9 +66,9 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(())
     }
 
-    /// Removes the records that the pending range deletes cover. The caller has published them, unless the WAL is being
-    /// replayed, and prevents changes of records until this returns. `last_logged` is the last sequence number that was
-    /// applied from the WAL.
+    /// Removes the records that the pending range deletes cover. Retains those that readers may need, and all if the
+    /// range delete is not visible yet. The caller prevents changes of records until this returns. `last_logged` is the
+    /// last sequence number that was applied from the WAL.
     ///
     /// # Errors
     /// `Corruption` if the bytes of the pool are not valid, `OutOfSpace` if there is no memory to retain versions. The

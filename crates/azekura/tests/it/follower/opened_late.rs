@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, TestEnv, TestOrder};
-use azekura::{Config, Database, ErrorKind, Partition, PartitionCreateOptions, Result};
+use azekura::{Config, Database, ErrorKind, Partition, PartitionCreateOptions, Result, Slice};
 
 use super::faults::{config, open_writer, partition, text};
 use super::interleaved::{padded, separated};
@@ -184,4 +184,61 @@ fn a_range_delete_does_not_wait_for_a_new_open() {
     assert_eq!(follower.catch_up().unwrap(), writer.change_position().unwrap());
     assert_eq!(text(&follower.partition("pool").unwrap(), "k"), None);
     assert_eq!(text(&open_reversed(&follower, options).unwrap(), "k").as_deref(), Some("2"));
+}
+
+/// Regression: a range delete in a pool waited for the install of a new partition, and the install for the flush of
+/// another pool behind the range delete. The follower read the database again, and was stale for good if that pool has
+/// no tree yet.
+#[test]
+fn a_range_delete_does_not_wait_for_a_new_partition() {
+    for flushes_unbuilt in [false, true] {
+        let machine = MemFs::new();
+        let faults = FaultFs::new(Arc::new(machine.clone()));
+        let open = || follow(&machine).wal_retention(Duration::from_secs(3600)).open().unwrap();
+        let pool = |db: &Database| db.open_partition("pool", pool_options(8 << 20)).unwrap();
+        let (writer, options) = (open(), pool_options(8 << 20));
+        ["k", "l", "m"].iter().for_each(|key| pool(&writer).insert(key, "1").unwrap());
+        open_reversed(&writer, options.clone()).unwrap().insert("k", "1").unwrap();
+        let flushed = partition(&writer, "flushed");
+        let follower = config(Arc::new(faults.clone())).open_follower().unwrap();
+        let followed = follower.partition("pool").unwrap();
+        flushed.insert("a", "1").unwrap();
+        flushed.flush().unwrap();
+        writer.open_partition("new", Default::default()).unwrap().insert("a", "1").unwrap();
+        // Puts between and behind the range deletes, of covered keys too.
+        pool(&writer).remove_range("k"..="l").unwrap();
+        pool(&writer).insert("l", "2").unwrap();
+        pool(&writer).remove_range("l".."m").unwrap();
+        ["kk", "l"].iter().for_each(|key| pool(&writer).insert(key, "3").unwrap());
+        let p = open_reversed(&writer, options.clone()).unwrap();
+        p.insert("k", "2").unwrap();
+        if flushes_unbuilt {
+            p.flush().unwrap();
+        }
+        let values = |read: &dyn Fn(&str) -> Result<Option<Slice>>| {
+            ["k", "kk", "l", "m"].map(|key| read(key).unwrap().map(|value| value.to_vec()))
+        };
+        let some = |value: &str| Some(value.as_bytes().to_vec());
+        let old = [some("1"), None, some("1"), some("1")];
+        // The install fails: the commits are in the pool, and not visible.
+        let in_tables = FaultPlan::new(OpKind::Open, 1, Fault::Error(std::io::ErrorKind::Other)).in_path(".sst");
+        faults.inject(in_tables.forever());
+        follower.catch_up().unwrap_err();
+        assert_eq!(values(&|key| followed.get(key)), old, "{flushes_unbuilt}");
+        assert_eq!(followed.iter().count(), 3);
+        let before = follower.snapshot();
+        faults.clear_faults();
+        assert_eq!(follower.catch_up().unwrap(), writer.change_position().unwrap());
+        for _ in 0..2 {
+            let now = values(&|key| followed.get(key));
+            assert_eq!(now, [None, some("3"), some("3"), some("1")], "{flushes_unbuilt}");
+            assert_eq!(values(&|key| before.get(&followed, key)), old, "{flushes_unbuilt}");
+            let keys: Vec<_> = followed.iter().map(|pair| pair.unwrap().0.to_vec()).collect();
+            assert_eq!(keys, [&b"kk"[..], b"l", b"m"]);
+            pool(&writer).insert("m", "1").unwrap();
+            follower.catch_up().unwrap();
+        }
+        assert_eq!(text(&follower.partition("new").unwrap(), "a").as_deref(), Some("1"));
+        assert_eq!(text(&open_reversed(&follower, options).unwrap(), "k").as_deref(), Some("2"));
+    }
 }

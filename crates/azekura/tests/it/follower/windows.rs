@@ -201,6 +201,69 @@ fn positions_have_the_epoch_of_their_open() {
     }
 }
 
+/// Range deletes and puts in a pool: some behind a new partition, and some behind an ingest before any opening of a
+/// file or listing of a follower that catches up. Returns how many states it showed if there was one.
+fn check_range_delete_behind_ingest(has_marker: bool, nth: u64) -> Option<usize> {
+    let machine = MemFs::new();
+    let faults = FaultFs::new(Arc::new(machine.clone()));
+    let writer = config(Arc::new(faults.clone())).mapped_wal(false).open().unwrap();
+    let q = partition(&writer, "q");
+    let pool = writer.open_partition("pool", pool_options(8 << 20)).unwrap();
+    ["a", "b", "c"].iter().for_each(|key| pool.insert(key, "1").unwrap());
+    let fs = OpenHookFs::new(machine);
+    let follower = config(Arc::new(fs.clone())).open_follower().unwrap();
+    let state = |db: &Database| {
+        let pairs = db.partition("pool").unwrap().iter().map(|pair| pair.map(|(key, value)| [key, value].concat()));
+        let has_row = db.partition("q").unwrap().contains_key("i").unwrap();
+        (end_of(db), has_row, pairs.collect::<azekura::Result<Vec<_>>>().unwrap())
+    };
+    // The states of the writer behind each commit, and those that the follower showed.
+    let written = Arc::new(Mutex::new(vec![state(&follower)]));
+    partition(&writer, "new").insert("k", "1").unwrap();
+    pool.remove_range("a".."c").unwrap();
+    written.lock().unwrap().push(state(&writer));
+    let shown = Arc::new(Mutex::new(Vec::new()));
+    let (of_writer, of_follower, following) = (Arc::clone(&written), Arc::clone(&shown), follower.clone());
+    let mut calls = 0;
+    fs.set(move |_| {
+        if calls == nth {
+            if !has_marker {
+                // The disk is full when the marker of the ingest is written.
+                let full = Fault::Error(std::io::ErrorKind::StorageFull);
+                faults.inject(FaultPlan::new(OpKind::Write, 3, full).in_path(".wal").forever());
+            }
+            q.ingest([("i", "1")]).unwrap();
+            faults.clear_faults();
+            let works: [&dyn Fn() -> azekura::Result<()>; 4] =
+                [&|| pool.insert("b", "2"), &|| pool.remove_range("b"..="c"), &|| pool.insert("c", "3"), &|| {
+                    pool.insert("a", "4")
+                }];
+            of_writer.lock().unwrap().push(state(&writer));
+            for work in works {
+                work().unwrap();
+                of_writer.lock().unwrap().push(state(&writer));
+            }
+        }
+        calls += 1;
+        of_follower.lock().unwrap().push(state(&following));
+    });
+    follower.catch_up().unwrap();
+    fs.clear();
+    let (written, mut shown) = (written.lock().unwrap(), shown.lock().unwrap());
+    shown.push(state(&follower));
+    shown.iter().for_each(|state| assert!(written.contains(state), "{nth}: {state:?} is none of {written:?}"));
+    shown.dedup();
+    (written.len() > 2).then_some(shown.len())
+}
+
+#[test]
+fn range_deletes_behind_an_ingest_are_visible_as_a_whole() {
+    for has_marker in [true, false] {
+        let shown: Vec<_> = (0..).map_while(|nth| check_range_delete_behind_ingest(has_marker, nth)).collect();
+        assert!(shown.contains(&3), "{shown:?}: before, up to the ingest, and behind it");
+    }
+}
+
 /// The writer is killed at any operation of an ingest: before its note, behind it, and behind its tables.
 #[test]
 fn an_ingest_that_was_killed_is_not_skipped() {
