@@ -9,6 +9,8 @@ use azekura::fs::{LockHolder, lock_holders};
 use azekura::{Error, ErrorKind};
 use serde_json::{Value, json};
 
+use crate::encoding;
+
 /// A result whose error ends the command.
 pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
 
@@ -148,9 +150,10 @@ impl CliError {
 
     /// A commit was refused. If a key has another value than is expected, the result is negative.
     pub(crate) fn refused(error: Error) -> CliError {
-        let is_conflict = error.kind() == ErrorKind::Conflict;
-        let refused = CliError::from(error);
-        CliError { code: if is_conflict { 1 } else { refused.code }, ..refused }
+        let Some((partition, key)) = error.conflicting_key() else { return error.into() };
+        let key = encoding::escaped(key);
+        let message = format!("key \"{key}\" of partition \"{partition}\" does not have the expected value");
+        CliError::new(1, &kind_word(error.kind()), message, None)
     }
 
     /// Standard output is a closed pipe. Exits with 0 and without a message.

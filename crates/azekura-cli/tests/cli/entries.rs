@@ -25,7 +25,8 @@ fn writes_may_expect_a_value() {
     let p = CliFixture::new();
     let refused = |command: &str| {
         let run = p.run(command);
-        assert!(run.code == Some(1) && run.err.contains("conflict"), "{command}: {run:?}");
+        let message = "\" does not have the expected value.\n";
+        assert!(run.code == Some(1) && run.err.ends_with(message), "{command}: {run:?}");
     };
     for engine in ["lsm", "pmem"] {
         p.ok(&format!("partitions create --db d {engine} --engine {engine}"));
@@ -48,7 +49,8 @@ fn writes_may_expect_a_value() {
             )
         };
         let run = p.run_with_input(["shell", "--db", "d"], batch("1").as_bytes());
-        assert!(run.code == Some(1) && run.err.contains("line 4"), "{run:?}");
+        let message = format!("line 4: key \"key\" of partition \"{engine}\" does not have the expected value");
+        assert!(run.code == Some(1) && run.err.contains(&message), "{run:?}");
         assert_eq!(p.ok(&format!("scan {on}")), "key\t2\n");
         assert_eq!(p.run_with_input(["shell", "--db", "d"], batch("2").as_bytes()).code, Some(0));
         assert_eq!(p.ok(&format!("scan {on}")), "b\t1\nkey\t3\n");

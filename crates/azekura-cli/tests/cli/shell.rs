@@ -77,6 +77,7 @@ fn batch_is_atomic_and_can_be_aborted() {
         ("commit\n", "there is no batch"),
         ("abort\n", "there is no batch"),
         ("begin\ndrop other\n", "within a batch"),
+        ("begin\nput --create x 1\nput --create --partition new x 1\n", "a batch cannot create a partition"),
         (&format!("begin\nput x 1\nput {} 2\n", "k".repeat(70_000)), "65535"),
     ] {
         let ran = script(&p, lines);
@@ -85,6 +86,7 @@ fn batch_is_atomic_and_can_be_aborted() {
         assert!(ran.err.contains(&line) && ran.err.contains(why), "{lines:.40}: {ran:?}");
     }
     assert_eq!(p.ok("scan --db d"), "b\t2\n");
+    assert!(!p.ok("partitions --db d list").contains("new"));
 }
 
 #[test]

@@ -226,9 +226,13 @@ impl<'a> ShellSession<'a> {
         self.check_writable()?;
         let put = PutEntry::of(args, entry_without_stdin(&args.entry)?)?;
         let name = &args.entry.partition.name;
+        let is_batch = self.batch.is_some();
         let db = if args.create { self.existing_or_new()? } else { self.existing()? };
+        if args.create && is_batch && !db.partition_exists(name) {
+            return Err(CliError::usage("a batch cannot create a partition; `create` it first"));
+        }
         let (partition, created) = open::partition_to_put(db, name, args.create)?;
-        if self.batch.is_some() {
+        if is_batch {
             self.add_to_batch(|batch| put.add_to(batch, &partition))?;
         } else {
             let mut batch = self.existing()?.batch();
@@ -320,7 +324,7 @@ impl<'a> ShellSession<'a> {
         if let Some(durability) = durability {
             batch.durability(durability.mode());
         }
-        batch.commit()?;
+        batch.commit().map_err(CliError::refused)?;
         let text = format!("{} committed", plural(writes as u64, "write"));
         output.json_or_text(json!({ "committed": writes }), text)
     }
