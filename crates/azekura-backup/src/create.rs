@@ -16,7 +16,7 @@ use object_store::{ObjectMeta, PutMode};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{BackupError, Result};
-use crate::history::{History, first_end, knows_first_end};
+use crate::history::History;
 use crate::holds::{HoldWriter, held_objects};
 use crate::layout::{
     BackupManifest, Checksum, FILES, PARTS, StoredFile, StoredObject, StoredPartition, backup_object, content_of,
@@ -170,7 +170,8 @@ impl BackupStore {
         let stored = |(name, id): &(String, u64)| StoredPartition { name: name.clone(), id: *id };
         manifest.partitions = partitions.iter().map(stored).collect();
         manifest.position = position.to_string();
-        manifest.wal_ends = inspect::wal_ends(&disk, &checkpoint)?;
+        let ends = inspect::wal_ends(&disk, &checkpoint)?;
+        (manifest.wal_ends, manifest.forgotten_ends) = (ends.known, ends.forgotten);
         manifest.sequence = (manifest.wal_ends.pop().and_then(|(_, end)| end))
             .ok_or_else(|| BackupError::invalid("the checkpoint does not record the end of its log"))?;
         check_lost(&manifest, &earlier)?;
@@ -369,7 +370,7 @@ fn check_lost(manifest: &BackupManifest, earlier: &[(String, BackupManifest)]) -
 pub(crate) fn recorded_end(db: &Database, epoch: u32) -> azekura::Result<Option<u64>> {
     let disk: Arc<dyn Fs> = Arc::new(DiskFs::new());
     let ends = inspect::wal_ends(&disk, db.path())?;
-    Ok(first_end(&ends, epoch).filter(|_| knows_first_end(&ends, epoch)).map(|(_, valid)| valid.unwrap_or_default()))
+    Ok(ends.first(epoch).filter(|_| ends.knows_first(epoch)).map(|(_, valid)| valid.unwrap_or_default()))
 }
 
 /// # Errors

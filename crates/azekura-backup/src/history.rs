@@ -2,23 +2,21 @@
 
 use std::borrow::Borrow;
 
+use azekura::inspect::WalEnds;
+
 use crate::layout::BackupManifest;
-
-/// Number of ends of the log up to which a manifest of the database has forgotten none.
-const WAL_ENDS_MAX: usize = 64;
-
-/// An end of the log: an epoch, and the last sequence number that is valid of this and earlier epochs.
-type WalEnd = (u32, Option<u64>);
 
 /// Epochs in which the database was stored, with the ends of the log that were known then. The last end is what was
 /// stored.
-pub(crate) struct History(Vec<(u32, Vec<WalEnd>)>);
+pub(crate) struct History(Vec<(u32, WalEnds)>);
 
 impl History {
     /// The epochs of backups.
     pub(crate) fn of<'m>(manifests: impl IntoIterator<Item = &'m BackupManifest>) -> History {
-        let with_end =
-            |of: &BackupManifest| of.wal_ends.iter().copied().chain([(u32::MAX, Some(of.sequence))]).collect();
+        let with_end = |of: &BackupManifest| WalEnds {
+            known: of.wal_ends.iter().copied().chain([(u32::MAX, Some(of.sequence))]).collect(),
+            forgotten: of.forgotten_ends,
+        };
         History(manifests.into_iter().map(|of| (of.epoch(), with_end(of))).collect())
     }
 
@@ -27,7 +25,8 @@ impl History {
     pub(crate) fn of_later_logs(&self, logs: impl Iterator<Item = (u32, u64)>) -> History {
         let newest = self.0.iter().map(|(epoch, _)| *epoch).max();
         let later = logs.filter(|(epoch, _)| newest.is_none_or(|newest| *epoch > newest));
-        History(later.map(|(epoch, after)| (epoch, vec![(u32::MAX, Some(after))])).collect())
+        let of_log = |after| WalEnds { known: vec![(u32::MAX, Some(after))], forgotten: None };
+        History(later.map(|(epoch, after)| (epoch, of_log(after))).collect())
     }
 
     /// Whether commits up to `end`, which were stored in `epoch`, were lost: in a later epoch, the database ended
@@ -46,27 +45,17 @@ impl History {
     /// before the epoch `later`.
     pub(crate) fn kept_before(&self, epoch: u32, end: u64, later: u32) -> u64 {
         let later_ends = self.0.iter().filter(|(of, _)| *of > epoch);
-        let known = later_ends.filter_map(|(of, ends)| first_end(ends, epoch).map(|recorded| (*of, recorded)));
+        let known = later_ends.filter_map(|(of, ends)| ends.first(epoch).map(|recorded| (*of, recorded)));
         let before = known.filter(|(of, (recorded, _))| (*of).min(recorded.saturating_add(1)) <= later);
         before.map(|(_, (_, valid))| valid.unwrap_or(0)).min().map_or(end, |valid| valid.min(end))
     }
 
     /// Whether it is known that commits up to `end`, which were stored in `epoch`, are in a later state.
     pub(crate) fn has_kept(&self, epoch: u32, end: u64) -> bool {
-        let later = self.0.iter().filter(|(later, ends)| *later > epoch && ends.len() > 1);
-        let mut known = later.filter(|(_, ends)| knows_first_end(ends, epoch));
-        known.any(|(_, ends)| first_end(ends, epoch).is_some_and(|(_, valid)| valid >= Some(end)))
+        let later = self.0.iter().filter(|(later, ends)| *later > epoch && ends.known.len() > 1);
+        let mut known = later.filter(|(_, ends)| ends.knows_first(epoch));
+        known.any(|(_, ends)| ends.first(epoch).is_some_and(|(_, valid)| valid >= Some(end)))
     }
-}
-
-/// The first of these ends for what was stored in `epoch`.
-pub(crate) fn first_end(ends: &[WalEnd], epoch: u32) -> Option<WalEnd> {
-    ends.iter().find(|(of, _)| *of >= epoch).copied()
-}
-
-/// Whether it is the first one that the database has recorded: it may have forgotten earlier ones.
-pub(crate) fn knows_first_end(ends: &[WalEnd], epoch: u32) -> bool {
-    ends.len() <= WAL_ENDS_MAX || ends[0].0 < epoch
 }
 
 /// Sorts backups by their sequence numbers. Those with lost commits come first.
@@ -76,4 +65,24 @@ pub(crate) fn sort_backups<M: Borrow<(String, BackupManifest)>>(manifests: &mut 
         let (_, of) = of.borrow();
         (!history.has_lost(of.epoch(), of.sequence), of.sequence, of.epoch(), of.id.clone())
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: a manifest with few ends counted as one that has forgotten none, although the database had forgotten
+    /// some and then lost commits, which removed others. Lost commits counted as kept.
+    #[test]
+    fn few_ends_may_follow_forgotten_ones() {
+        let history = |forgotten| {
+            let ends = WalEnds { known: vec![(80, Some(40)), (u32::MAX, Some(90))], forgotten };
+            History(vec![(90, ends)])
+        };
+        for epoch in [1, 70, 71, 80] {
+            assert!(history(None).has_kept(epoch, 40), "{epoch}");
+            assert_eq!(history(Some(70)).has_kept(epoch, 40), epoch > 70, "{epoch}");
+            assert!(!history(None).has_kept(epoch, 41) && history(Some(70)).has_lost(epoch, 41), "{epoch}");
+        }
+    }
 }

@@ -156,6 +156,9 @@ pub(crate) struct BackupManifest {
     /// valid of this and earlier epochs. `None`: it is not known that any is valid. Empty if an older version wrote it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) wal_ends: Vec<(u32, Option<u64>)>,
+    /// The highest epoch of ends that the database has forgotten. Lower than those of `wal_ends`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) forgotten_ends: Option<u32>,
     pub(crate) partitions: Vec<StoredPartition>,
     pub(crate) files: Vec<StoredFile>,
 }
@@ -172,6 +175,7 @@ impl BackupManifest {
             is_durable: false,
             position: String::new(),
             wal_ends: Vec::new(),
+            forgotten_ends: None,
             partitions: Vec::new(),
             files: Vec::new(),
         }
@@ -204,7 +208,9 @@ impl BackupManifest {
         let end = (self.position(object)?.epoch(), Some(self.sequence));
         let mut later = self.wal_ends.iter().skip(1).chain([&end]);
         let rises = |of: &(u32, Option<u64>)| later.next().is_some_and(|later| of.0 < later.0 && of.1 < later.1);
-        if self.wal_ends.len() > WAL_ENDS_MAX || !self.wal_ends.iter().all(rises) {
+        let first = self.wal_ends.first().unwrap_or(&end).0;
+        let is_before = self.forgotten_ends.is_none_or(|forgotten| forgotten < first);
+        if self.wal_ends.len() > WAL_ENDS_MAX || !self.wal_ends.iter().all(rises) || !is_before {
             return wrong("the ends of the log in the manifest contradict each other".into());
         }
         for file in &self.files {

@@ -119,6 +119,34 @@ fn backup_with_an_early_position_is_continued() {
     }
 }
 
+/// Regression: the database had forgotten ends of the log, and a recovery had removed others, so that the backup had as
+/// few as if none was forgotten.
+#[test]
+fn backup_tells_which_ends_are_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, path) = (Place::new(), dir.path().join("db"));
+    let mut db = reopened(&path, 70);
+    three_commits(&db, "a");
+    for n in 0..10 {
+        let crashed = dir.path().join(format!("crashed {n}"));
+        copy_directory(db.path(), &crashed);
+        db = retaining(&crashed).open().unwrap();
+        three_commits(&db, "later");
+    }
+    let db = lossy(db, &dir.path().join("lossy"), "damage a 1");
+    let store = place.open();
+    let id = create(&store, &db).unwrap().backup.id;
+    for (forgotten, listed) in [(2, Ok(1)), (1_000_000, Err("corruption"))] {
+        edit_manifest(&place, &id, |text| {
+            let (before, rest) = text.split_once("\"forgotten_ends\"").unwrap();
+            let ends = before.split_once("\"wal_ends\"").unwrap().1.matches('[').count() - 1;
+            assert!((40..64).contains(&ends), "{ends} ends");
+            format!("{before}\"forgotten_ends\": {forgotten},{}", rest.split_once(',').unwrap().1)
+        });
+        assert_eq!(store.list().map(|backups| backups.len()).map_err(|error| error.kind()), listed);
+    }
+}
+
 /// The search for log objects up to a time ended at an object of the next epoch, before others of the lost commits.
 #[test]
 fn time_before_a_recovery_has_all_lost_commits() {

@@ -410,7 +410,7 @@ impl ManifestState {
     /// # Errors
     /// `Stale` if no such number is valid, or if the first one that was recorded since is forgotten.
     pub(crate) fn end_of_epoch(&self, epoch: WalEpoch) -> Result<Option<SeqNo>> {
-        if self.earlier_wal_ends.front().is_some_and(|(oldest, end)| *end == FORGOTTEN && epoch <= *oldest) {
+        if self.forgotten_ends().is_some_and(|forgotten| epoch <= forgotten) {
             return Err(Error::stale("the position is older than the recorded ends of the log"));
         }
         self.end_of_segment(epoch)
@@ -426,6 +426,11 @@ impl ManifestState {
             Some((_, None)) => Err(Error::stale("a recovery has lost commits in the middle of the log")),
             end => Ok(end.and_then(|(_, seqno)| seqno)),
         }
+    }
+
+    /// The highest epoch of the ends of the WAL that were recorded and are not known any more.
+    pub(crate) fn forgotten_ends(&self) -> Option<WalEpoch> {
+        self.earlier_wal_ends.front().filter(|(_, end)| *end == FORGOTTEN).map(|(epoch, _)| *epoch)
     }
 
     /// All recorded ends of the WAL that are known, oldest first, with `None` for [`ALL_LOST`].

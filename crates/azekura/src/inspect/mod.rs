@@ -16,6 +16,6 @@ pub use data_blocks::{DataBlockPosition, DataBlocks};
 pub use partial_manifest::{DamagedPool, PartialManifest, manifest_of_copy, partial_manifest};
 pub use rebuilt_manifest::{RebuiltManifest, rebuilt_manifest};
 pub use report::{
-    BlobReport, FileReport, TableReport, VerifyReport, blobs, immutable_file_id, last_key_of_block, partition_ids,
-    tables, verify, verify_file, verify_follower, wal_end, wal_ends,
+    BlobReport, FileReport, TableReport, VerifyReport, WalEnds, blobs, immutable_file_id, last_key_of_block,
+    partition_ids, tables, verify, verify_file, verify_follower, wal_end, wal_ends,
 };

@@ -357,14 +357,35 @@ pub fn wal_end(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Option<u64>> {
     Ok(read_manifest_state(fs, dir)?.0.wal_end.map(|(_, seqno)| seqno.0))
 }
 
-/// Returns the ends of the WAL that the manifest records, oldest first: an epoch, and the last sequence number.
+/// The ends of the WAL that a manifest records; see [`wal_ends`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WalEnds {
+    /// Oldest first: an epoch, and the last sequence number that is valid of this and earlier epochs. `None`: no commit
+    /// up to this epoch is known to be part of the database. The last one is [`wal_end`].
+    pub known: Vec<(u32, Option<u64>)>,
+    /// The highest epoch of ends that the manifest has recorded and has forgotten, because there were too many.
+    pub forgotten: Option<u32>,
+}
+
+impl WalEnds {
+    /// Returns the first end that was recorded for commits of this epoch, or a later one if it is forgotten.
+    pub fn first(&self, epoch: u32) -> Option<(u32, Option<u64>)> {
+        self.known.iter().find(|(of, _)| *of >= epoch).copied()
+    }
+
+    /// Returns whether [`first`](WalEnds::first) is not forgotten.
+    pub fn knows_first(&self, epoch: u32) -> bool {
+        self.forgotten.is_none_or(|forgotten| forgotten < epoch)
+    }
+}
+
+/// Returns the ends of the WAL that the manifest records.
 ///
 /// Each open records one. Up to its epoch, no commit with a higher number is part of the database: a recovery has lost
-/// those that there were. `None` in place of the number: no commit up to this epoch is known to be part of it. The last
-/// one is [`wal_end`]. A manifest records the last 65, without those that a later one replaces.
+/// those that there were. A manifest records the last 65, without those that a later one replaces.
 ///
-/// A commit of a [`ChangePosition`](crate::ChangePosition) is lost if the first of these ends whose epoch is not lower
-/// than that of the position has a lower number.
+/// A commit of a [`ChangePosition`](crate::ChangePosition) is lost if the [first](WalEnds::first) of these ends for its
+/// epoch has a lower number.
 ///
 /// # Errors
 /// `Io` or `Corruption` from the manifest.
@@ -381,13 +402,15 @@ pub fn wal_end(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Option<u64>> {
 /// // After another open:
 /// let fs: std::sync::Arc<dyn azekura::fs::Fs> = std::sync::Arc::new(azekura::fs::DiskFs::new());
 /// let ends = azekura::inspect::wal_ends(&fs, &path)?;
-/// let (_, end) = ends.iter().find(|(epoch, _)| *epoch >= position.epoch()).unwrap();
-/// assert_eq!(*end, Some(position.sequence_number()));
+/// assert!(ends.knows_first(position.epoch()));
+/// let (_, end) = ends.first(position.epoch()).unwrap();
+/// assert_eq!(end, Some(position.sequence_number()));
 /// # Ok(()) }
 /// ```
-pub fn wal_ends(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<(u32, Option<u64>)>> {
+pub fn wal_ends(fs: &Arc<dyn Fs>, dir: &Path) -> Result<WalEnds> {
     let state = read_manifest_state(fs, dir)?.0;
-    Ok(state.wal_ends().map(|(epoch, end)| (epoch.0, end.map(|end| end.0))).collect())
+    let known = state.wal_ends().map(|(epoch, end)| (epoch.0, end.map(|end| end.0))).collect();
+    Ok(WalEnds { known, forgotten: state.forgotten_ends().map(|epoch| epoch.0) })
 }
 
 /// Returns the names and ids of the partitions of a copy of a database, in the order of their names, as

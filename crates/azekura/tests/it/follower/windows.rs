@@ -179,7 +179,7 @@ fn check_reopen_before_call(work: FollowerWork, nth: u64) -> bool {
     if work == FollowerWork::Checkpoint {
         let to: Arc<dyn Fs> = Arc::new(machine);
         let ends = azekura::inspect::wal_ends(&to, Path::new("/copies/1")).unwrap();
-        let of_first = ends.iter().find(|(epoch, _)| *epoch >= opens.0.epoch()).unwrap().1;
+        let of_first = ends.first(opens.0.epoch()).unwrap().1;
         assert!(of_first <= Some(opens.0.sequence_number()), "{nth}: {ends:?}, {:?}", opens.0);
     }
     for commit in changes.iter_mut().filter(|_| work == FollowerWork::Advance).flatten() {
