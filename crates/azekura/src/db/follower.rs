@@ -13,7 +13,7 @@ use crate::db::partition_state::PartitionState;
 use crate::db::state::change_readers::ChangeReaders;
 use crate::manifest::{Manifest, ManifestIdentity};
 use crate::tree::partition_tree::PartitionTree;
-use crate::wal::tail::WalTail;
+use crate::wal::tail::{WalTail, lost_error};
 
 /// What a follower knows of the database that it follows. Thread safe.
 pub(crate) struct Follower {
@@ -164,7 +164,7 @@ pub(crate) fn new_tail(config: &Config, manifest_state: &ManifestState, after: S
 /// `Stale` if one has.
 pub(crate) fn check_not_lost(state: &ManifestState, epoch: WalEpoch, last: SeqNo) -> Result<()> {
     match state.end_of_epoch(epoch)?.filter(|end| *end < last) {
-        Some(end) => Err(Error::stale(format!("a recovery has ended the log at sequence number {end}, before {last}"))),
+        Some(end) => Err(lost_error(end, last)),
         None => Ok(()),
     }
 }

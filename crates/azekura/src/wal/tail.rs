@@ -175,9 +175,7 @@ impl WalTail {
         // The segment that a recovery has begun states it too, but may be recycled.
         if let Some(end) = recorded_end(segment.file.header.epoch)? {
             if end < self.last_seqno {
-                let last = self.last_seqno;
-                let message = format!("a recovery has ended the log at sequence number {end}, before {last}");
-                return Err(Error::stale(message));
+                return Err(lost_error(end, self.last_seqno));
             }
             segment.bound = Some(segment.bound.map_or(end, |bound| bound.min(end)));
         }
@@ -377,6 +375,11 @@ fn read_segment(
         **offset = reader.position();
     }
     Ok(SegmentEnd::Limit)
+}
+
+#[cold]
+pub(crate) fn lost_error(end: SeqNo, last: SeqNo) -> Error {
+    Error::stale(format!("a recovery has ended the log at sequence number {end}, before {last}"))
 }
 
 #[cold]

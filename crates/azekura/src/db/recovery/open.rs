@@ -165,9 +165,10 @@ pub(crate) fn check_same_open(
     read: &ManifestState,
     identity: &ManifestIdentity,
 ) -> Result<()> {
+    let open_of = |state: &ManifestState| (state.id, state.instance, state.position_epoch());
     match Manifest::load_if_replaced(fs, dir, identity.0)? {
-        Some(now) if now.position_epoch() != read.position_epoch() => {
-            Err(Error::new(ErrorKind::Conflict, "the database was opened again while it was read"))
+        Some(now) if open_of(&now) != open_of(read) => {
+            Err(Error::new(ErrorKind::Conflict, "the database was opened again or replaced while it was read"))
         }
         _ => Ok(()),
     }
