@@ -322,8 +322,8 @@ pub(crate) struct ConditionArgs {
     /// Write only if the key does not exist.
     #[arg(long)]
     pub(crate) if_absent: bool,
-    /// Write only if the key has this value.
-    #[arg(long, value_name = "VALUE", conflicts_with = "if_absent")]
+    /// Write only if the key has this value. Not with --create: a new partition has no key.
+    #[arg(long, value_name = "VALUE", conflicts_with_all = ["if_absent", "create"])]
     pub(crate) if_value: Option<OsString>,
 }
 

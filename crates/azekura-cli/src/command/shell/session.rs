@@ -324,7 +324,7 @@ impl<'a> ShellSession<'a> {
         if let Some(durability) = durability {
             batch.durability(durability.mode());
         }
-        batch.commit().map_err(CliError::refused)?;
+        batch.commit().map_err(|error| CliError::refused(error).with_note("the batch was discarded"))?;
         let text = format!("{} committed", plural(writes as u64, "write"));
         output.json_or_text(json!({ "committed": writes }), text)
     }
