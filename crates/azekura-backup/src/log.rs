@@ -36,7 +36,7 @@ impl Until {
     }
 
     /// Whether commits of a log object may be needed.
-    fn admits_log(self, header: &LogHeader) -> bool {
+    pub(crate) fn admits_log(self, header: &LogHeader) -> bool {
         match self {
             Until::End => true,
             Until::TimeMs(time) => header.time_ms <= time,
@@ -116,6 +116,16 @@ impl StoredLog {
             Err(_) => logs.iter().any(|of| of.header.is_ok() && self.after < of.after && of.after <= sequence),
         }
     }
+}
+
+/// The log objects that no restore of the `kept` backups needs.
+pub(crate) fn unneeded_logs<'l>(
+    logs: &'l [StoredLog],
+    kept: &[&BackupManifest],
+) -> impl Iterator<Item = &'l StoredLog> {
+    let oldest = kept.iter().map(|of| of.sequence).min().unwrap_or(0);
+    let replaces = |of: &LogHeader| kept.iter().any(|backup| is_replaced_by(backup, of));
+    logs.iter().filter(move |log| log.is_before(oldest, logs) && !log.header.as_ref().is_ok_and(replaces))
 }
 
 /// The log objects that continue a backup.
@@ -234,9 +244,10 @@ impl<'l> LaterLogs<'l> {
     /// # Errors
     /// Those of [`chain`] if the restore may need an object that the chain with this end does not have.
     fn check_end(&self, end: u64, until: Until) -> Result<()> {
-        // While the clock was set back, objects behind the limit got earlier times.
+        // While the clock was set back, objects behind one that is behind the limit got earlier times.
         let is_behind_limit = |after: u64, epoch: u32| {
-            after > end && self.beyond.iter().any(|at| at.continues(end) && at.epoch() <= epoch)
+            let precedes = |at: &&LogHeader| at.continues(end) && at.end() <= after && at.epoch() <= epoch;
+            after > end && self.beyond.iter().any(precedes)
         };
         if let Some((log, error)) = self.damaged.iter().find(|(log, _)| !is_behind_limit(log.after, u32::MAX)) {
             return Err(BackupError::wrong(&log.object, error.to_string()));
@@ -287,8 +298,11 @@ pub(crate) fn choose<'m>(
 
 /// Whether the log has shown, in a later epoch, the sequence numbers of a backup that was not durable.
 fn is_replaced_by_log(logs: &[StoredLog], backup: &BackupManifest, until: Until) -> bool {
-    let replaces = |of: &LogHeader| of.epoch() > backup.epoch() && of.end() <= backup.sequence;
-    !backup.is_durable && logs.iter().flat_map(|of| &of.header).any(|of| until.admits_log(of) && replaces(of))
+    logs.iter().flat_map(|of| &of.header).any(|of| until.admits_log(of) && is_replaced_by(backup, of))
+}
+
+fn is_replaced_by(backup: &BackupManifest, of: &LogHeader) -> bool {
+    !backup.is_durable && of.epoch() > backup.epoch() && of.end() <= backup.sequence
 }
 
 #[cfg(test)]
@@ -296,20 +310,22 @@ mod tests {
     use super::*;
     use crate::log_object::test_position;
 
+    fn backup(id: &str, sequence: u64, epoch: u32, time_ms: u64, is_durable: bool) -> (String, BackupManifest) {
+        let mut manifest = BackupManifest::new(id.into(), String::new());
+        (manifest.sequence, manifest.time_ms, manifest.is_durable) = (sequence, time_ms, is_durable);
+        manifest.position = test_position(epoch, sequence).to_string();
+        (id.to_owned(), manifest)
+    }
+
+    fn log(after: u64, epoch: u32, end: u64, time_ms: u64) -> StoredLog {
+        let header = Ok(LogHeader::for_test(after, epoch, end, time_ms));
+        StoredLog { object: after.to_string(), after, header }
+    }
+
     /// Regression: a later backup told that the backup that was left out was lost before the limit, and a restore to
     /// a time was a `Gap`. If only its end was lost, a restore lacked the rest of it.
     #[test]
     fn later_backup_tells_what_was_lost() {
-        let backup = |id: &str, sequence, epoch, time_ms, is_durable| {
-            let mut manifest = BackupManifest::new(id.into(), String::new());
-            (manifest.sequence, manifest.time_ms, manifest.is_durable) = (sequence, time_ms, is_durable);
-            manifest.position = test_position(epoch, sequence).to_string();
-            (id.to_owned(), manifest)
-        };
-        let log = |after: u64, epoch, end, time_ms| {
-            let header = Ok(LogHeader::for_test(after, epoch, end, time_ms));
-            StoredLog { object: after.to_string(), after, header }
-        };
         let mut logs = [log(40, 1, 45, 50), log(45, 21, 48, 120), log(48, 21, 60, 130)];
         let mut manifests = vec![backup("d", 40, 1, 10, true), backup("lost", 50, 1, 100, false)];
         let until = Until::TimeMs(125);
@@ -323,5 +339,32 @@ mod tests {
         manifests[2].1.wal_ends = vec![(20, Some(48))];
         [logs[1], logs[2]] = [log(45, 21, 47, 120), log(47, 21, 60, 130)];
         assert!(matches!(choose(&logs, &manifests, None, until), Err(BackupError::Gap { after: 47, before: 48 })));
+    }
+
+    /// Regression: a restore to a time ended early without a word. Two watchers had shipped the same commits, the object
+    /// of one was missing, and the later one of the other was taken for a sign that the clock was set back.
+    #[test]
+    fn object_behind_the_limit_excuses_none_that_it_overlaps() {
+        let manifests = [backup("d", 3, 11, 1110, true)];
+        let logs = [log(2, 11, 5, 1180), log(3, 11, 12, 1350), log(5, 11, 6, 1200), log(6, 11, 8, 1270)];
+        let until = Until::TimeMs(1279);
+        assert_eq!(choose(&logs, &manifests, None, until).unwrap().unwrap().1.len(), 3);
+        assert!(matches!(choose(&logs[1..], &manifests, None, until), Err(BackupError::Gap { after: 3, before: 5 })));
+    }
+
+    /// Regression: `prune` deleted the log that showed that a backup was lost at a time, and a restore to that time used
+    /// the backup.
+    #[test]
+    fn log_that_replaces_a_kept_backup_is_needed() {
+        let mut manifests = [backup("lost", 50, 1, 100, false), backup("n", 60, 21, 1000, true)];
+        manifests[1].1.wal_ends = vec![(20, Some(45))];
+        let logs = [log(40, 1, 45, 90), log(45, 21, 48, 120), log(48, 21, 60, 130)];
+        let until = Until::TimeMs(125);
+        assert!(choose(&logs, &manifests, None, until).unwrap().is_none());
+        let kept: Vec<_> = manifests.iter().map(|(_, of)| of).collect();
+        let unneeded: Vec<_> = unneeded_logs(&logs, &kept).map(|of| &*of.object).collect();
+        assert_eq!(unneeded, ["40"]);
+        assert!(choose(&logs[1..], &manifests, None, until).unwrap().is_none());
+        assert_eq!(unneeded_logs(&logs, &kept[1..]).count(), 3);
     }
 }

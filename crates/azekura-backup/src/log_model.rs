@@ -11,7 +11,7 @@ use azekura::testing::SeededRng;
 use crate::error::BackupError;
 use crate::history::{History, sort_backups};
 use crate::layout::BackupManifest;
-use crate::log::{StoredLog, Until, chain, choose};
+use crate::log::{StoredLog, Until, chain, choose, unneeded_logs};
 use crate::log_object::{LogHeader, test_position};
 
 /// What may happen beside commits, opens, power loss, backups, watchers and `prune`.
@@ -241,9 +241,9 @@ impl Model {
             kept.push(removed.remove(newest));
         }
         self.backups.retain(|of| removed.iter().all(|(id, _)| *id != of.manifest.id));
-        let oldest = kept.iter().map(|(_, of)| of.sequence).min().unwrap_or(0);
         let logs = self.stored_logs();
-        for log in logs.iter().filter(|log| log.is_before(oldest, &logs)) {
+        let kept: Vec<_> = kept.iter().map(|(_, of)| of).collect();
+        for log in unneeded_logs(&logs, &kept) {
             self.logs.remove(&log.after);
         }
         self.expected.clear();
@@ -290,6 +290,23 @@ impl Model {
         assert!(line.last().is_none() || until.admits_commit(line.len() as u64), "{until:?} has {line:?}");
     }
 
+    /// Checks restores without one object. They have no less if a later one tells that it is missing.
+    fn check_missing(&mut self, logs: &[StoredLog], limits: &[(Until, Line)]) {
+        let whole: Vec<_> = limits.iter().map(|(until, _)| (*until, self.restore(logs, *until))).collect();
+        for number in 0..logs.len() {
+            let mut fewer = self.stored_logs();
+            let missing = fewer.remove(number).header.expect("the headers are valid");
+            self.story.push(format!("the log object behind {} is missing", missing.after));
+            for (until, whole) in &whole {
+                let follows = |of: &LogHeader| of.after >= missing.end() && of.epoch() >= missing.epoch();
+                let tells = |of: &LogHeader| follows(of) && until.admits_log(of) && !self.events.clock_back;
+                let is_told = fewer.iter().flat_map(|of| &of.header).any(tells);
+                self.check(&fewer, *until, whole.as_deref().filter(|_| is_told).unwrap_or_default());
+            }
+            self.story.pop();
+        }
+    }
+
     /// Checks restores to all limits.
     fn check_all(&mut self) {
         let mut limits = vec![(Until::End, self.stored(u64::MAX))];
@@ -300,6 +317,7 @@ impl Model {
         }
         let mut logs = self.stored_logs();
         limits.iter().for_each(|(until, stored)| self.check(&logs, *until, stored));
+        self.check_missing(&logs, &limits);
         // With a damaged object, what is restored has no less. If it begins before a backup, it is not known whether it
         // ends behind it, or has replaced commits of one that is not durable.
         let newest = self.backups.iter().map(|of| of.manifest.sequence).max();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::{BackupError, Result};
 use crate::holds::{Start, age, held_objects, write_hold};
 use crate::layout::{BackupManifest, FILES, HOLDS, Hold, LOG, PARTS, is_data_object};
-use crate::log::read_listed;
+use crate::log::{read_listed, unneeded_logs};
 use crate::store::BackupStore;
 
 /// Options of [`BackupStore::prune`].
@@ -81,9 +81,10 @@ impl BackupStore {
         for folder in [FILES, PARTS] {
             candidates.extend(self.list_folder(folder).await?.into_iter().filter(|(object, _)| is_data_object(object)));
         }
-        let (oldest, oldest_kept) = (lowest_end(kept.iter().chain(&removed)), lowest_end(&kept));
-        let of_removed = logs.iter().filter(|log| log.is_before(oldest_kept, &logs) && !log.is_before(oldest, &logs));
-        let log_names = of_removed.map(|log| log.object.clone());
+        let all: Vec<&BackupManifest> = kept.iter().chain(&removed).map(|(_, of)| of).collect();
+        let before: HashSet<&str> = unneeded_logs(&logs, &all).map(|log| &*log.object).collect();
+        let log_names = unneeded_logs(&logs, &all[..kept.len()]).map(|log| log.object.clone());
+        let log_names = log_names.filter(|object| !before.contains(&**object));
         let objects: HashSet<String> = removed.iter().flat_map(|(_, of)| names(of)).chain(log_names).collect();
         let now = if options.is_dry_run {
             time_of_writer(self)
@@ -108,9 +109,8 @@ impl BackupStore {
             used.extend(objects);
         }
 
-        let oldest = lowest_end(kept.iter().chain(&live));
-        let before = logs.iter().filter(|log| log.is_before(oldest, &logs));
-        let before: HashSet<&str> = before.map(|log| &*log.object).collect();
+        let kept: Vec<&BackupManifest> = kept.iter().chain(&live).map(|(_, of)| of).collect();
+        let before: HashSet<&str> = unneeded_logs(&logs, &kept).map(|log| &*log.object).collect();
         candidates.extend(listed_logs.into_iter().filter(|(object, _)| before.contains(&**object)));
         candidates.retain(|object, meta| !used.contains(object) && age(now, meta.last_modified) > grace);
         report.deleted_objects = candidates.len();
@@ -133,11 +133,6 @@ impl BackupStore {
 fn time_of_writer(store: &BackupStore) -> chrono::DateTime<chrono::Utc> {
     let ms = i64::try_from((store.clock)()).unwrap_or(i64::MAX);
     chrono::DateTime::from_timestamp_millis(ms).unwrap_or_default() + store.later
-}
-
-/// The lowest sequence number with which one of the backups ends; 0 without backups.
-fn lowest_end<'m>(backups: impl IntoIterator<Item = &'m (String, BackupManifest)>) -> u64 {
-    backups.into_iter().map(|(_, of)| of.sequence).min().unwrap_or(0)
 }
 
 fn names(manifest: &BackupManifest) -> impl Iterator<Item = String> {
