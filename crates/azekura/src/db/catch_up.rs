@@ -32,7 +32,7 @@ use std::time::Duration;
 use crate::base::event::Event;
 use crate::base::manifest_state::{ManifestState, PartitionManifestState};
 use crate::base::sync::lock;
-use crate::base::version_edit::PartitionId;
+use crate::base::version_edit::{PartitionId, WalEpoch};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::db::changes::change_position::ChangePosition;
 use crate::db::commit_reader::{CommitReader, WalStop};
@@ -402,6 +402,7 @@ impl FollowerTask<'_> {
         let (required, tears_commits) = (self.required(), self.has_bug(PlantedBug::FollowerTearsCommits));
         let len_max = if self.deletes_partitions() { usize::MAX } else { READ_LEN_MAX };
         let mut len = 0;
+        self.progress.tail.note_known_epochs(WalEpoch(known.next_wal_epoch));
         loop {
             self.progress.tail.locate()?;
             let epoch = self.progress.tail.epoch().unwrap_or(self.progress.epoch);
@@ -411,6 +412,7 @@ impl FollowerTask<'_> {
             }
             let progress = &mut *self.progress;
             progress.epoch = epoch;
+            self.follower.note_epoch(epoch);
             let mut reader = CommitReader {
                 inner: self.inner,
                 partitions: &progress.partitions,

@@ -1,7 +1,7 @@
 //! What a follower knows of the database that it follows; see [`catch_up`](crate::db::catch_up).
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::base::manifest_state::ManifestState;
@@ -22,6 +22,8 @@ pub(crate) struct Follower {
     installed: Mutex<InstalledManifest>,
     /// The WAL is known to be durable up to this sequence number.
     pub(crate) durable: AtomicU64,
+    /// Epochs below this one were read, or the manifest that was read last has recorded them.
+    known_epochs: AtomicU32,
     /// Readers of changes. They hold no segments of the WAL, which belongs to the writer.
     pub(crate) change_readers: ChangeReaders,
 }
@@ -86,6 +88,7 @@ impl Follower {
         Ok(Follower {
             config,
             durable: AtomicU64::new(last_named_seqno(&manifest_state).0),
+            known_epochs: AtomicU32::new(manifest_state.next_wal_epoch.max(epoch.0.saturating_add(1))),
             progress: Mutex::new(progress),
             installed: Mutex::new(InstalledManifest { state: Arc::new(manifest_state), file_id }),
             change_readers: ChangeReaders::default(),
@@ -100,6 +103,16 @@ impl Follower {
     /// Notes what a manifest names, and what the frames state that were read.
     pub(crate) fn note_durable(&self, named: SeqNo, tail: &WalTail) {
         self.durable.fetch_max(named.max(tail.durable()).0, Ordering::Relaxed);
+    }
+
+    /// Epochs below this one are those of the WAL that was read.
+    pub(crate) fn known_epochs(&self) -> WalEpoch {
+        WalEpoch(self.known_epochs.load(Ordering::Relaxed))
+    }
+
+    /// Notes the epoch of a segment that is read.
+    pub(crate) fn note_epoch(&self, epoch: WalEpoch) {
+        self.known_epochs.fetch_max(epoch.0.saturating_add(1), Ordering::Relaxed);
     }
 
     /// Takes over the recorded ends of the WAL from a newer manifest, before commits of a later open are visible: their
@@ -152,7 +165,13 @@ impl Follower {
 }
 
 pub(crate) fn new_tail(config: &Config, manifest_state: &ManifestState, after: SeqNo) -> WalTail {
-    let mut tail = WalTail::following(Arc::clone(&config.fs), &config.path, manifest_state.id, after);
+    let mut tail = WalTail::following(
+        Arc::clone(&config.fs),
+        &config.path,
+        manifest_state.id,
+        after,
+        WalEpoch(manifest_state.next_wal_epoch),
+    );
     // If this fails, the first read finds out, and reads the database again.
     let _located = tail.locate();
     tail

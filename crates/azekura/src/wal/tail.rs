@@ -34,6 +34,8 @@ pub(crate) struct WalTail {
     /// Whether the WAL may end before `last_seqno` when reading begins, because the segments with the records up to it
     /// are gone and no later one was begun.
     may_be_ahead: bool,
+    /// The manifest has recorded epochs below this one.
+    known_epochs: WalEpoch,
     /// Where the WAL goes on, if a later segment begins before `last_seqno`: the commits after it that were returned
     /// are abandoned. Either a recovery has lost them, or they were never committed because the disk was full.
     abandoned_after: Option<SeqNo>,
@@ -72,9 +74,15 @@ enum SegmentEnd {
 }
 
 impl WalTail {
-    /// A reader that returns the commits after `after`, which is the last sequence number of a commit. Reads nothing
-    /// yet.
-    pub(crate) fn new(fs: Arc<dyn Fs>, dir: &Path, database_id: [u8; 16], after: SeqNo) -> WalTail {
+    /// A reader that returns the commits after `after`, which is the last sequence number of a commit. `known_epochs`:
+    /// see [`note_known_epochs`](WalTail::note_known_epochs). Reads nothing yet.
+    pub(crate) fn new(
+        fs: Arc<dyn Fs>,
+        dir: &Path,
+        database_id: [u8; 16],
+        after: SeqNo,
+        known_epochs: WalEpoch,
+    ) -> WalTail {
         WalTail {
             fs,
             dir: dir.to_path_buf(),
@@ -83,6 +91,7 @@ impl WalTail {
             last_seqno: after,
             durable: SeqNo::ZERO,
             may_be_ahead: false,
+            known_epochs,
             abandoned_after: None,
             ignores_recycling: false,
         }
@@ -90,8 +99,20 @@ impl WalTail {
 
     /// As [`new`](WalTail::new), for a reader that has the records up to `after` from elsewhere, so that the WAL may
     /// not contain them any more.
-    pub(crate) fn following(fs: Arc<dyn Fs>, dir: &Path, database_id: [u8; 16], after: SeqNo) -> WalTail {
-        WalTail { may_be_ahead: true, ..WalTail::new(fs, dir, database_id, after) }
+    pub(crate) fn following(
+        fs: Arc<dyn Fs>,
+        dir: &Path,
+        database_id: [u8; 16],
+        after: SeqNo,
+        known_epochs: WalEpoch,
+    ) -> WalTail {
+        WalTail { may_be_ahead: true, ..WalTail::new(fs, dir, database_id, after, known_epochs) }
+    }
+
+    /// Notes that the manifest has recorded the epochs below `end`. Segments that follow none of these are not read: a
+    /// recovery that skips damage writes the WAL anew before it records that.
+    pub(crate) fn note_known_epochs(&mut self, end: WalEpoch) {
+        self.known_epochs = self.known_epochs.max(end);
     }
 
     /// The last sequence number that was passed.
@@ -295,7 +316,7 @@ impl WalTail {
         Ok(Some(TailSegment { file: file.clone(), handle, offset: SEGMENT_HEADER_LEN as u64, bound }))
     }
 
-    /// The segments whose headers verify, by ascending epochs.
+    /// The segments of the WAL whose headers verify, by ascending epochs.
     fn segments(&self) -> Result<Vec<WalSegmentFile>> {
         let mut segments = Vec::new();
         for entry in self.fs.read_dir(&self.dir)? {
@@ -309,7 +330,16 @@ impl WalTail {
             }
         }
         segments.sort_by_key(|segment| segment.header.epoch);
-        Ok(segments)
+        let known =
+            self.known_epochs.max(self.epoch().map_or(WalEpoch(0), |epoch| WalEpoch(epoch.0.saturating_add(1))));
+        let mut of_wal: Vec<WalSegmentFile> = Vec::new();
+        for segment in segments {
+            let before = segment.header.previous_epoch;
+            if before < known || of_wal.iter().any(|one| one.header.epoch == before) {
+                of_wal.push(segment);
+            }
+        }
+        Ok(of_wal)
     }
 }
 
@@ -403,7 +433,7 @@ mod tests {
     }
 
     fn tail(fixture: &WalFixture, after: u64) -> WalTail {
-        WalTail::new(Arc::clone(&fixture.fs), dir(), DATABASE, SeqNo(after))
+        WalTail::new(Arc::clone(&fixture.fs), dir(), DATABASE, SeqNo(after), WalEpoch(u32::MAX))
     }
 
     /// Reads to the end, and returns the first sequence numbers of the commits.
@@ -464,7 +494,7 @@ mod tests {
         let fixture = fixture();
         fixture.append(2, b"a").unwrap();
         assert_eq!(read(&mut tail(&fixture, 5)).unwrap_err().kind(), ErrorKind::Stale);
-        let mut ahead = WalTail::following(Arc::clone(&fixture.fs), dir(), DATABASE, SeqNo(5));
+        let mut ahead = WalTail::following(Arc::clone(&fixture.fs), dir(), DATABASE, SeqNo(5), WalEpoch(u32::MAX));
         assert_eq!(read(&mut ahead).unwrap(), []);
         fixture.append(3, SEQNO_GAP_PAYLOAD).unwrap();
         fixture.append(1, b"b").unwrap();

@@ -188,6 +188,15 @@ impl ChangeSource<'_> {
         self.with_state(ManifestState::position_epoch)
     }
 
+    /// See [`WalTail::note_known_epochs`].
+    fn known_epochs(&self) -> WalEpoch {
+        let of_manifest = self.with_state(|state| WalEpoch(state.next_wal_epoch));
+        match self {
+            ChangeSource::Own(_) => of_manifest,
+            ChangeSource::Followed(follower, ..) => of_manifest.max(follower.known_epochs()),
+        }
+    }
+
     /// Checks that commits up to `last` that were read just now are those that the database shows, and not others with
     /// the same numbers, which a writer that a follower has not caught up with has written after a loss.
     ///
@@ -238,7 +247,8 @@ fn change_source(handle: &DbHandle) -> Result<ChangeSource<'_>> {
 
 /// A reader of the commits after `position`.
 fn tail_after(inner: &DbInner, source: &ChangeSource<'_>, position: ChangePosition) -> WalTail {
-    let mut tail = WalTail::new(Arc::clone(&inner.fs), &inner.dir, source.with_state(|state| state.id), position.seqno);
+    let (id, known_epochs) = (source.with_state(|state| state.id), source.known_epochs());
+    let mut tail = WalTail::new(Arc::clone(&inner.fs), &inner.dir, id, position.seqno, known_epochs);
     tail.ignores_recycling = inner.settings.has_planted_bug(PlantedBug::UnnoticedRecycling);
     tail
 }
@@ -461,6 +471,7 @@ impl Changes {
         self.check_all_is_logged()?;
         let (instance, epoch) = (self.position.instance, source.position_epoch());
         let has_more = self.tail.last_seqno() < limit;
+        self.tail.note_known_epochs(source.known_epochs());
         let (mut bytes, mut is_complete) = (0, true);
         let (partitions, named) = (&mut self.partitions, &mut self.named_by_last);
         let (filters, batches) = (&self.filters, &mut self.batches);

@@ -335,14 +335,18 @@ fn an_unended_ingest_holds_nothing_before_it() {
     }
 }
 
-/// Overwrites a byte of these bytes in a file of the database.
+/// Overwrites the first of these bytes in a file of the database.
 fn damage(machine: &MemFs, part: &[u8]) {
+    overwrite(machine, part, b"X");
+}
+
+fn overwrite(machine: &MemFs, part: &[u8], with: &[u8]) {
     for entry in machine.read_dir(Path::new(DIR)).unwrap().into_iter().filter(|entry| entry.name != "LOCK") {
         let file = machine.open(&Path::new(DIR).join(&entry.name), OpenMode::Write).unwrap();
         let mut bytes = vec![0; file.length().unwrap() as usize];
         file.read_exact_at(&mut bytes, 0).unwrap();
         if let Some(at) = bytes.windows(part.len()).position(|window| window == part) {
-            return file.write_at(b"X", at as u64).unwrap();
+            return file.write_at(with, at as u64).unwrap();
         }
     }
     panic!("no file has {part:?}");
@@ -438,6 +442,53 @@ fn a_feed_ends_where_a_later_open_has_lost_commits() {
             assert_eq!(changes.by_ref().map(Result::unwrap).count(), 10);
         }
     }
+}
+
+/// Regression: a recovery that skips damage was killed when it had written the log anew, with a gap in place of a damaged
+/// commit, and before it had recorded that. A follower and its feed read on there, and lacked the commit for good when
+/// the damage was gone.
+#[test]
+fn a_killed_salvage_is_not_read() {
+    let mut healed = 0;
+    for ops in 0.. {
+        let machine = MemFs::new();
+        let writer = open_writer(&machine);
+        let p = partition(&writer, "p");
+        p.insert("a", "1").unwrap();
+        p.flush().unwrap();
+        let follower = config(Arc::new(machine.clone())).open_follower().unwrap();
+        let (followed, start) = (follower.partition("p").unwrap(), follower.change_position().unwrap());
+        let mut changes = follower.changes_since(start).unwrap();
+        ["a value that is lost", "1"].iter().for_each(|value| p.insert(value, value).unwrap());
+        machine.freeze_after(Some(0));
+        drop((writer, p));
+        machine.freeze_after(None);
+        overwrite(&machine, b"a value that is lost", b"X");
+        machine.freeze_after(Some(ops));
+        let salvaged = config(Arc::new(machine.clone())).recovery_mode(RecoveryMode::Salvage).open();
+        machine.freeze_after(None);
+        let caught_up = follower.catch_up();
+        assert_eq!(text(&followed, "1"), None, "{ops} operations: {caught_up:?}");
+        assert_eq!(changes.by_ref().map_while(Result::ok).count(), 0, "{ops} operations");
+        if salvaged.is_ok() {
+            break;
+        }
+        overwrite(&machine, b"X value that is lost", b"a");
+        let writer = open_writer(&machine);
+        // A salvage that was killed late has recorded what it has skipped.
+        if follower.catch_up().is_ok() {
+            healed += 1;
+            assert_eq!(follower.change_position().unwrap(), writer.change_position().unwrap());
+            assert_eq!(changes.by_ref().map(Result::unwrap).count(), 2, "{ops} operations");
+            eprintln!(
+                "{ops} {caught_up:?} writer {:?}",
+                writer.partition("p").unwrap().keys().map(|key| key.unwrap().to_vec()).collect::<Vec<_>>()
+            );
+            let keys: Vec<_> = followed.keys().map(|key| key.unwrap().to_vec()).collect();
+            assert_eq!(keys, [&b"1"[..], b"a", b"a value that is lost"]);
+        }
+    }
+    assert!(healed > 5, "{healed} recoveries were killed in time");
 }
 
 /// Regression: where a recovery had recorded the end of the log and no segment after it, because it was killed, each
