@@ -48,7 +48,7 @@ use crate::db::recovery::directory_listing::data_files;
 use crate::db::recovery::open::{is_changed_meanwhile, open_follower, read_again};
 use crate::db::recovery::recovery_state::check_followable;
 use crate::db::state::background_work::WorkerStep;
-use crate::engine::{Engine, EngineView, ReadMoment, Staged, Task};
+use crate::engine::{Engine, EngineView, ExpiryLimits, ReadMoment, Staged, Task};
 use crate::iter::InternalIter;
 use crate::lsm::follow::NewerState;
 use crate::lsm::tree::LsmTree;
@@ -75,7 +75,8 @@ impl Config {
     /// writer, one that has crashed, or one that opens it later.
     ///
     /// All tables and blob files are kept open, so that the writer may remove them. The records that the writer has not
-    /// flushed are in memory, in addition to those of one call of `catch_up`.
+    /// flushed are in memory, in addition to those of one call of `catch_up`, or of several while files of the writer
+    /// cannot be opened.
     ///
     /// # Errors
     /// As [`open_read_only`](Config::open_read_only), but not `Locked`. `Unsupported` if a pool is mapped memory, on a
@@ -601,10 +602,14 @@ impl FollowerTask<'_> {
             if let (Some(PartitionTree::Pmem(tree)), Some(PartitionTree::Pmem(read))) =
                 (partition.tree_if_built(), read)
             {
+                let (applied, end) = (self.applied_to_pools(), again.last_seqno);
+                if end < applied {
+                    return Err(Error::stale("a pool has commits behind the end of the database"));
+                }
                 // Until the new state is installed, pools have records that the log would bring again.
-                self.progress.torn = Some(again.last_seqno);
+                self.progress.torn = Some(end);
                 tree.complete_range_deletes()?; // an attempt may have failed before it has
-                copy_changes(&**read, &**tree, (self.inner.last_visible.get(), again.last_seqno))?;
+                copy_changes(&**read, &**tree, (applied, end), &self.inner.snapshots.expiry_limits())?;
             }
         }
         self.replace(&again.manifest_state, again.identity.0, states, again.last_seqno)?;
@@ -615,6 +620,14 @@ impl FollowerTask<'_> {
         progress.torn = None;
         progress.epoch = again.wal_epoch;
         Ok(())
+    }
+
+    /// Pools have every commit up to here. They may have a part of a later one.
+    fn applied_to_pools(&self) -> SeqNo {
+        let last = self.progress.tail.last_seqno();
+        // A note changes no pool, and reading the database again ends before it until the ingest has ended.
+        let is_note = self.progress.note.is_some_and(|(_, seqno)| seqno == last);
+        SeqNo(last.0 - u64::from(is_note)).max(self.inner.last_visible.get())
     }
 
     /// Frees the replaced versions of pools that no reader needs, and removes expired records: the WAL does not tell
@@ -634,11 +647,16 @@ impl FollowerTask<'_> {
 }
 
 /// Changes the records of the pool `to` to those of the pool `from`, which is the same pool at `end`, a later moment.
-/// `to` has all changes up to `visible`, and may have some later ones.
+/// `to` has all changes up to `applied`, and may have some later ones.
 ///
 /// # Errors
 /// `Stale` if `to` has a change of another history; those of the pools.
-fn copy_changes(from: &dyn Engine, to: &dyn Engine, (visible, end): (SeqNo, SeqNo)) -> Result<()> {
+fn copy_changes(
+    from: &dyn Engine,
+    to: &dyn Engine,
+    (applied, end): (SeqNo, SeqNo),
+    expiry_limits: &ExpiryLimits,
+) -> Result<()> {
     let (order, at) = (to.key_order(), ReadMoment::from(SeqNo::MAX));
     let unbounded = (Bound::Unbounded, Bound::Unbounded);
     let (mut new, mut old) = (from.view().iter(at, unbounded)?, to.view().iter(at, unbounded)?);
@@ -659,6 +677,18 @@ fn copy_changes(from: &dyn Engine, to: &dyn Engine, (visible, end): (SeqNo, SeqN
         };
         let newest = new.current().filter(|_| is_new);
         let before = old.current().filter(|_| is_old);
+        // One that has expired may be gone without a commit.
+        let lives = |entry: &EntryRef<'_>| Ok(!entry.kind.is_tombstone() && !expiry_limits.is_expired(entry)?);
+        let is_lost = match (&newest, &before) {
+            // `to` has removed it, and has retained it for readers before the commit that has removed it.
+            (Some(newest), None) => newest.seqno <= applied && lives(newest)?,
+            // The commit that has removed it would be a later one.
+            (None, Some(before)) => before.seqno >= end && lives(before)?,
+            _ => false,
+        };
+        if is_lost {
+            return Err(failed_since());
+        }
         match (newest, before) {
             (Some(newest), Some(before)) if newest.seqno == before.seqno => {
                 if (newest.kind, newest.value) != (before.kind, before.value) {
@@ -667,13 +697,6 @@ fn copy_changes(from: &dyn Engine, to: &dyn Engine, (visible, end): (SeqNo, SeqN
             }
             // A later state of the same history has no older record of a key, except of one that was removed.
             (Some(newest), Some(before)) if newest.seqno < before.seqno && !before.kind.is_tombstone() => {
-                return Err(failed_since());
-            }
-            // `to` has removed this record, and has retained it up to the commit that has removed it. One that has
-            // expired may be gone without a commit.
-            (Some(newest), None)
-                if newest.seqno <= visible && !newest.kind.is_tombstone() && !newest.kind.has_expiry() =>
-            {
                 return Err(failed_since());
             }
             (Some(EntryRef { user_key, seqno, kind, value }), _) => {

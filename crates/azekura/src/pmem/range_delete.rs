@@ -1,4 +1,4 @@
-//! Range deletes of a pool: hiding the covered records until the commit is visible, then removing them.
+//! Range deletes of a pool: hiding the covered records from readers that see the range delete, then removing them.
 //!
 //! The leaves below one node of the lowest level are changed together. A leaf whose every record is covered is
 //! unlinked: one store passes it and the leaves beside it in the chain, whatever number of records they have. From

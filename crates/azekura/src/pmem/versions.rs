@@ -246,7 +246,7 @@ impl RetainedVersions {
         }
         let newest = written.list.back().expect("there is a newest table");
         debug_assert!(SCHEDULE_EXPLORATION || !self.is_full(newest, 1), "a full table gets no more entries");
-        // The entry exists already if an earlier removal has failed.
+        // The entry exists already if an earlier removal has failed, or if a follower has put the record back.
         if newest.insert(key, old.seqno, RetainedRecord { slot: old.slot(), buffer_len: old.buffer_len(), by })? {
             newest.unchecked.fetch_add(1, Ordering::Relaxed);
             self.version_count.fetch_add(1, Ordering::Release);
