@@ -341,8 +341,8 @@ mod tests {
         assert!(matches!(choose(&logs, &manifests, None, until), Err(BackupError::Gap { after: 47, before: 48 })));
     }
 
-    /// Regression: a restore to a time ended early without a word. Two watchers had shipped the same commits, the object
-    /// of one was missing, and the later one of the other was taken for a sign that the clock was set back.
+    /// Regression: a restore to a time ended early without a word. Two watchers had shipped the same commits, the
+    /// object of one was missing, and the later one of the other was taken for a sign that the clock was set back.
     #[test]
     fn object_behind_the_limit_excuses_none_that_it_overlaps() {
         let manifests = [backup("d", 3, 11, 1110, true)];
@@ -352,8 +352,8 @@ mod tests {
         assert!(matches!(choose(&logs[1..], &manifests, None, until), Err(BackupError::Gap { after: 3, before: 5 })));
     }
 
-    /// Regression: `prune` deleted the log that showed that a backup was lost at a time, and a restore to that time used
-    /// the backup.
+    /// Regression: `prune` deleted the log that showed that a backup was lost at a time, and a restore to that time
+    /// used the backup.
     #[test]
     fn log_that_replaces_a_kept_backup_is_needed() {
         let mut manifests = [backup("lost", 50, 1, 100, false), backup("n", 60, 21, 1000, true)];

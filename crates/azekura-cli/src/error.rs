@@ -9,8 +9,6 @@ use azekura::fs::{LockHolder, lock_holders};
 use azekura::{Error, ErrorKind};
 use serde_json::{Value, json};
 
-use crate::encoding;
-
 /// A result whose error ends the command.
 pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
 
@@ -151,7 +149,7 @@ impl CliError {
     /// A commit was refused. If a key has another value than is expected, the result is negative.
     pub(crate) fn refused(error: Error) -> CliError {
         let Some((partition, key)) = error.conflicting_key() else { return error.into() };
-        let key = encoding::escaped(key);
+        let key = key.escape_ascii();
         let message = format!("key \"{key}\" of partition \"{partition}\" does not have the expected value");
         CliError::new(1, &kind_word(error.kind()), message, None)
     }

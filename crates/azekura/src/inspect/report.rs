@@ -358,6 +358,11 @@ pub fn wal_end(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Option<u64>> {
 }
 
 /// The ends of the WAL that a manifest records; see [`wal_ends`].
+///
+/// ```
+/// let ends = azekura::inspect::WalEnds { known: vec![(3, Some(40))], forgotten: None };
+/// assert_eq!(ends.first(3), Some((3, Some(40)))); // commits of epoch 3 after number 40 are lost
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WalEnds {
     /// Oldest first: an epoch, and the last sequence number that is valid of this and earlier epochs. `None`: no commit
@@ -369,11 +374,21 @@ pub struct WalEnds {
 
 impl WalEnds {
     /// Returns the first end that was recorded for commits of this epoch, or a later one if it is forgotten.
+    ///
+    /// ```
+    /// let ends = azekura::inspect::WalEnds { known: vec![(3, Some(40)), (5, None)], forgotten: Some(1) };
+    /// assert_eq!((ends.first(2), ends.first(6)), (Some((3, Some(40))), None));
+    /// ```
     pub fn first(&self, epoch: u32) -> Option<(u32, Option<u64>)> {
         self.known.iter().find(|(of, _)| *of >= epoch).copied()
     }
 
     /// Returns whether [`first`](WalEnds::first) is not forgotten.
+    ///
+    /// ```
+    /// let ends = azekura::inspect::WalEnds { known: vec![(3, Some(40)), (5, None)], forgotten: Some(1) };
+    /// assert_eq!((ends.knows_first(1), ends.knows_first(2)), (false, true));
+    /// ```
     pub fn knows_first(&self, epoch: u32) -> bool {
         self.forgotten.is_none_or(|forgotten| forgotten < epoch)
     }

@@ -444,9 +444,9 @@ fn a_feed_ends_where_a_later_open_has_lost_commits() {
     }
 }
 
-/// Regression: a recovery that skips damage was killed when it had written the log anew, with a gap in place of a damaged
-/// commit, and before it had recorded that. A follower and its feed read on there, and lacked the commit for good when
-/// the damage was gone.
+/// Regression: a recovery that skips damage was killed when it had written the log anew, with a gap in place of a
+/// damaged commit, and before it had recorded that. A follower and its feed read on there, and lacked the commit for
+/// good when the damage was gone.
 #[test]
 fn a_killed_salvage_is_not_read() {
     let mut healed = 0;
