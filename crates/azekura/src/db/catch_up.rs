@@ -682,8 +682,9 @@ fn copy_changes(
         let is_lost = match (&newest, &before) {
             // `to` has removed it, and has retained it for readers before the commit that has removed it.
             (Some(newest), None) => newest.seqno <= applied && lives(newest)?,
-            // The commit that has removed it would be a later one.
-            (None, Some(before)) => before.seqno >= end && lives(before)?,
+            // The commit that has removed it would be a later one. What expires may be gone without one, because
+            // the writer does not know the snapshots of a follower.
+            (None, Some(before)) => before.seqno >= end && before.kind == RecordKind::Put,
             _ => false,
         };
         if is_lost {

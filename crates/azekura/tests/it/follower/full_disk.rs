@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use azekura::fs::{File, Mapping};
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, SeededRng};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, SeededRng, TestEnv};
 use azekura::{Batch, Database, Error, ErrorKind, Partition, Result, Slice, Snapshot};
 
 use super::faults::{config, partition, text};
@@ -239,6 +239,39 @@ fn a_failed_change_of_a_pool_is_stale() {
         failing.faults.clear_faults();
         let caught_up = failing.follower.catch_up().map_err(|error| error.kind());
         assert_eq!(caught_up, Err(ErrorKind::Stale), "case {n}");
+    }
+}
+
+/// Regression: the last commit had expired for the writer, which had removed it, and not for a snapshot of the
+/// follower, which was stale for good.
+#[test]
+fn an_expired_record_of_a_snapshot_is_not_stale() {
+    for missing in 0..12 {
+        let (machine, env) = (MemFs::new(), Arc::new(TestEnv::new(1)));
+        let faults = FaultFs::new(Arc::new(machine.clone()));
+        let open = || config(Arc::new(machine.clone())).env(env.clone()).wal_segment_size(64 << 10);
+        let mut writer = open().open().unwrap();
+        let q = writer.open_partition("q", pool_options(8 << 20)).unwrap();
+        q.insert("a", "1").unwrap();
+        let follower = open().fs(Arc::new(faults.clone())).open_follower().unwrap();
+        q.insert_with_ttl("k", "v", Duration::from_secs(10)).unwrap();
+        drop(q);
+        follower.catch_up().unwrap();
+        let (followed, snapshot) = (follower.partition("q").unwrap(), follower.snapshot());
+        env.advance(Duration::from_secs(3600));
+        for _ in 0..3 {
+            let q = writer.partition("q").unwrap();
+            while writer.step().unwrap() {}
+            q.flush().unwrap();
+            drop((q, writer));
+            writer = open().open().unwrap();
+        }
+        for nth in 1..=missing {
+            faults.inject(FaultPlan::new(OpKind::Open, nth, Fault::Error(io::ErrorKind::NotFound)).in_path(".wal"));
+        }
+        (0..3).for_each(|_| _ = follower.catch_up().unwrap_or_else(|error| panic!("{missing} missing: {error}")));
+        assert_eq!(snapshot.get(&followed, "k").unwrap().as_deref(), Some(&b"v"[..]));
+        assert_eq!(text(&followed, "k"), None);
     }
 }
 
