@@ -6,6 +6,9 @@ use std::path::Path;
 
 /// Number of processes that a message names.
 const NAMED_MAX: usize = 3;
+/// How often the table of locks is read until it lists a holder. The system leaves out a lock if others change while it
+/// writes the table.
+const TABLE_READS_MAX: u32 = 8;
 
 /// A process that holds a lock; see [`lock_holders`].
 ///
@@ -67,13 +70,19 @@ pub(crate) fn describe(holders: &[LockHolder]) -> Option<String> {
 /// assert!(azekura::fs::lock_holders(&dir.path().join("LOCK")).is_empty()); // there is no such file
 /// ```
 pub fn lock_holders(path: &Path) -> Vec<LockHolder> {
-    let (Some(file), Ok(table)) = (lock_table_id(path), fs::read_to_string("/proc/locks")) else {
-        return Vec::new();
-    };
-    parse_lock_table(&table, &file, &|pid| {
+    let name_of = |pid| {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
         Some(name.trim_end().to_string())
-    })
+    };
+    let Some(file) = lock_table_id(path) else { return Vec::new() };
+    for _ in 0..TABLE_READS_MAX {
+        let Ok(table) = fs::read_to_string("/proc/locks") else { break };
+        let holders = parse_lock_table(&table, &file, &name_of);
+        if !holders.is_empty() {
+            return holders;
+        }
+    }
+    Vec::new()
 }
 
 /// The file as `/proc/locks` names it: the numbers of the device, and of the file on it.
