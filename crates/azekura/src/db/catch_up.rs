@@ -406,14 +406,17 @@ impl FollowerTask<'_> {
         self.progress.tail.note_known_epochs(WalEpoch(known.next_wal_epoch));
         loop {
             self.progress.tail.locate()?;
-            let epoch = self.progress.tail.epoch().unwrap_or(self.progress.epoch);
+            let found = self.progress.tail.epoch();
+            let epoch = found.unwrap_or(self.progress.epoch);
             // An open creates a manifest before it begins a segment.
             if epoch > self.progress.epoch && self.identity()?.0 != self.progress.identity.0 {
                 return Ok(WalStop::BeforeOpen);
             }
             let progress = &mut *self.progress;
             progress.epoch = epoch;
-            self.follower.note_epoch(epoch);
+            if let Some(found) = found {
+                self.follower.note_epoch(found);
+            }
             let mut reader = CommitReader {
                 inner: self.inner,
                 partitions: &progress.partitions,

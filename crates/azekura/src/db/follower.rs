@@ -13,6 +13,7 @@ use crate::db::partition_state::PartitionState;
 use crate::db::state::change_readers::ChangeReaders;
 use crate::manifest::{Manifest, ManifestIdentity};
 use crate::tree::partition_tree::PartitionTree;
+use crate::wal::options::WalReplayReport;
 use crate::wal::tail::{WalTail, lost_error};
 
 /// What a follower knows of the database that it follows. Thread safe.
@@ -53,14 +54,15 @@ pub(crate) struct Progress {
     pub(crate) torn: Option<SeqNo>,
     /// The note of an ingest, if it is the last commit that was read.
     pub(crate) note: Option<(PartitionId, SeqNo)>,
-    /// The epoch of the segment that was read last. The manifest that was read last records the open that has begun it.
+    /// The epoch of the segment that was read last, or the highest one of any segment when the database was read. The
+    /// manifest that was read last records the open that has begun it.
     pub(crate) epoch: WalEpoch,
     /// The highest epoch when the follower was opened. A writer that opens the database later begins higher ones.
     pub(crate) epoch_at_open: WalEpoch,
 }
 
 impl Follower {
-    /// Follows a database of which the WAL was read up to `wal_seqno`, in a segment of `epoch`.
+    /// Follows a database of which the WAL was read as the report says.
     ///
     /// # Errors
     /// Those of the WAL.
@@ -69,8 +71,9 @@ impl Follower {
         manifest_state: ManifestState,
         identity: ManifestIdentity,
         partitions: BTreeMap<PartitionId, Arc<PartitionState>>,
-        (epoch, wal_seqno): (WalEpoch, SeqNo),
+        report: &WalReplayReport,
     ) -> Result<Follower> {
+        let (epoch, wal_seqno) = report.wal_end();
         partitions.values().try_for_each(|partition| prepare_tree(partition))?;
         let file_id = identity.0;
         let progress = Progress {
@@ -85,14 +88,18 @@ impl Follower {
             epoch,
             epoch_at_open: epoch,
         };
-        Ok(Follower {
+        let follower = Follower {
             config,
             durable: AtomicU64::new(last_named_seqno(&manifest_state).0),
-            known_epochs: AtomicU32::new(manifest_state.next_wal_epoch.max(epoch.0.saturating_add(1))),
+            known_epochs: AtomicU32::new(manifest_state.next_wal_epoch),
             progress: Mutex::new(progress),
             installed: Mutex::new(InstalledManifest { state: Arc::new(manifest_state), file_id }),
             change_readers: ChangeReaders::default(),
-        })
+        };
+        if let Some(last) = report.segments.last() {
+            follower.note_epoch(last.epoch);
+        }
+        Ok(follower)
     }
 
     /// The sequence number up to which the WAL is known to be durable.

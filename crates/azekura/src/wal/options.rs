@@ -190,6 +190,8 @@ pub(crate) struct WalReplayReport {
     pub(crate) retained: Vec<WalSegmentInfo>,
     /// Other valid segment files. They may be overwritten.
     pub(crate) spare_files: Vec<FileNumber>,
+    /// Whether some of the spare files follow no segment of the WAL, as those of an interrupted rewrite.
+    pub(crate) has_unlinked: bool,
     /// Number of applied commits.
     pub(crate) commits: u64,
     pub(crate) dropped_after_damage: Option<DroppedAfterDamage>,

@@ -383,7 +383,8 @@ impl<'a> WalReader<'a> {
         let highest_epoch = self.segments.highest_epoch.max(self.report.last_epoch);
         let last_epoch = if segments.is_empty() { highest_epoch } else { self.report.last_epoch };
         debug_assert!(last_epoch <= highest_epoch, "the next segment gets an epoch above all others");
-        WalReplayReport { last_epoch, highest_epoch, segments, retained, spare_files, ..self.report }
+        let has_unlinked = !self.segments.unlinked.is_empty();
+        WalReplayReport { last_epoch, highest_epoch, segments, retained, spare_files, has_unlinked, ..self.report }
     }
 
     /// The listed segments from which links lead to the first one of `segments`, oldest first. None if the WAL will be
@@ -464,6 +465,12 @@ impl WalSegmentFile {
         Ok(WalSegmentHeader::decode(&bytes[..len]).is_ok_and(|header| header == self.header))
     }
 
+    /// Whether the segment, which follows none of the WAL, can be read and has no watermark.
+    fn is_of_rewrite(&self, fs: &dyn Fs) -> bool {
+        let scan = |file: &dyn File| self.reader(file, SeqnoOrder::Consecutive)?.scan_after_damage();
+        self.open(fs).and_then(|file| scan(&*file)).is_ok_and(|scan| scan.durable_seqno == SeqNo::ZERO)
+    }
+
     fn reader<'f>(&self, file: &'f dyn File, order: SeqnoOrder) -> Result<RecordLogReader<'f>> {
         self.header.reader(LogSource::File(file), order)
     }
@@ -538,8 +545,7 @@ pub(crate) fn find_segments(
 }
 
 /// Segment files that are not part of the WAL and that no recovery mode can use: segments from before the recorded end
-/// of the WAL, and segments of an unfinished rewrite. A segment of an unfinished rewrite has no watermark. An unlinked
-/// segment with a watermark is kept, because it may contain synced commits whose manifest entry was lost.
+/// of the WAL, and those of [`unfinished_rewrites`].
 ///
 /// # Errors
 /// As [`find_segments`].
@@ -550,14 +556,25 @@ pub(crate) fn removable_segments(
     options: &WalReplayOptions,
 ) -> Result<Vec<FileNumber>> {
     let segments = find_segments(fs, dir, database_id, options)?;
-    let is_leftover = |segment: &WalSegmentFile| {
-        let scan = |file: &dyn File| segment.reader(file, SeqnoOrder::Consecutive)?.scan_after_damage();
-        segment.open(fs).and_then(|file| scan(&*file)).is_ok_and(|scan| scan.durable_seqno == SeqNo::ZERO)
-    };
     let mut used: Vec<FileNumber> = options.listed_segments.iter().map(|(_, file)| *file).collect();
     used.extend(segments.segments.values().map(|segment| segment.file));
-    used.extend(segments.unlinked.iter().filter(|s| !is_leftover(s)).map(|segment| segment.file));
+    used.extend(segments.unlinked.iter().filter(|s| !s.is_of_rewrite(fs)).map(|segment| segment.file));
     Ok(segments.valid_files.into_iter().filter(|file| !used.contains(file)).collect())
+}
+
+/// Segment files of rewrites that were interrupted: they follow no segment of the WAL and have no watermark. Others
+/// that follow none may contain synced commits whose manifest entry was lost.
+///
+/// # Errors
+/// As [`find_segments`].
+pub(crate) fn unfinished_rewrites(
+    fs: &dyn Fs,
+    dir: &Path,
+    database_id: [u8; 16],
+    options: &WalReplayOptions,
+) -> Result<Vec<FileNumber>> {
+    let unlinked = find_segments(fs, dir, database_id, options)?.unlinked;
+    Ok(unlinked.into_iter().filter(|segment| segment.is_of_rewrite(fs)).map(|segment| segment.file).collect())
 }
 
 /// Reads the header of a segment file. The outer error is from the file system, the inner one from the header.

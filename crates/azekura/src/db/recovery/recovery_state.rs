@@ -39,7 +39,7 @@ use crate::wal::format::{
     segment_path,
 };
 use crate::wal::options::WalSegmentInfo;
-use crate::wal::reader::removable_segments;
+use crate::wal::reader::{removable_segments, unfinished_rewrites};
 use crate::wal::segment::{WAL_PAGE_SIZE, write_again};
 use crate::wal::writer::SKIPPED_EPOCHS_MAX;
 use crate::wal::{self, PartitionSeqno, RecoveryMode, Wal, WalCommit, WalOptions, WalReplayOptions, WalReplayReport};
@@ -400,6 +400,23 @@ impl RecoveryState {
         report.spare_files.len() < before
     }
 
+    /// Removes the segments of rewrites that were interrupted, durably: the manifest that is written next records
+    /// their epochs, and a reader of changes could take them for segments of the WAL.
+    fn remove_unfinished_rewrites(&self, config: &Config, report: &mut WalReplayReport) -> Result<()> {
+        if !report.has_unlinked {
+            return Ok(());
+        }
+        let (fs, dir) = (&*config.fs, &config.path);
+        for file in unfinished_rewrites(fs, dir, self.manifest_state.id, &self.replay_options(config))? {
+            // The segments that this open has written are not spare files.
+            if report.spare_files.contains(&file) {
+                fs.remove_file(&segment_path(dir, file))?;
+                report.spare_files.retain(|spare| *spare != file);
+            }
+        }
+        fs.sync_dir(dir)
+    }
+
     /// A context of no partition.
     fn context(&self) -> TreeContext {
         TreeContext::new(&self.resources, KeyOrder::bytewise(), PartitionId(0), "")
@@ -477,8 +494,7 @@ impl RecoveryState {
         self.resources.last_visible.publish(last);
         self.add_unfinished_blobs();
         let partitions = self.by_id.iter().map(|(id, state)| (*id, Arc::clone(state))).collect();
-        let follower =
-            Follower::new(config.clone(), self.manifest_state.clone(), identity, partitions, report.wal_end())?;
+        let follower = Follower::new(config.clone(), self.manifest_state.clone(), identity, partitions, report)?;
         follower.durable.fetch_max(report.durable_through.0, Ordering::Relaxed);
         let mut inner = self.into_inner(config, None, report, None, start, None);
         inner.follower = Some(Box::new(follower));
@@ -505,7 +521,8 @@ impl RecoveryState {
         // In the other modes, a gap has no commit that the database does not have in tables or pools.
         let (has_lost_commits, highest_epoch) = (report.has_gaps && self.is_salvage, report.wal_end().0);
         let damaged = report.has_gaps || report.dropped_after_damage.is_some();
-        let report = self.make_wal_durable_when_full(&config, report, &reserve)?;
+        let mut report = self.make_wal_durable_when_full(&config, report, &reserve)?;
+        self.remove_unfinished_rewrites(&config, &mut report)?;
         debug_assert!(!report.has_gaps, "a WAL with gaps is rewritten");
         let mut space = SpaceReclaimer { config: &config, report: &report, reserve: &reserve, damaged, stage: 0 };
         self.adopt_unfinished_blobs_when_full(config.env.now_ms(), &mut space)?;

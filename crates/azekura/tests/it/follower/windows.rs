@@ -444,6 +444,31 @@ fn a_feed_ends_where_a_later_open_has_lost_commits() {
     }
 }
 
+/// A killed writer with two commits in the log, the first of which is damaged. Returns a follower that was opened
+/// before them, and its position.
+fn damaged_log(machine: &MemFs) -> (Database, ChangePosition) {
+    let writer = open_writer(machine);
+    let p = partition(&writer, "p");
+    p.insert("a", "1").unwrap();
+    p.flush().unwrap();
+    let follower = config(Arc::new(machine.clone())).open_follower().unwrap();
+    let start = follower.change_position().unwrap();
+    ["a value that is lost", "1"].iter().for_each(|value| p.insert(value, value).unwrap());
+    machine.freeze_after(Some(0));
+    drop((writer, p));
+    machine.freeze_after(None);
+    overwrite(machine, b"a value that is lost", b"X");
+    (follower, start)
+}
+
+/// Opens the database, which is killed after this number of operations. Returns whether the open has succeeded.
+fn open_until(machine: &MemFs, mode: RecoveryMode, operations: u64) -> bool {
+    machine.freeze_after(Some(operations));
+    let is_open = config(Arc::new(machine.clone())).recovery_mode(mode).open().is_ok();
+    machine.freeze_after(None);
+    is_open
+}
+
 /// Regression: a recovery that skips damage was killed when it had written the log anew, with a gap in place of a
 /// damaged commit, and before it had recorded that. A follower and its feed read on there, and lacked the commit for
 /// good when the damage was gone.
@@ -452,25 +477,14 @@ fn a_killed_salvage_is_not_read() {
     let mut healed = 0;
     for ops in 0.. {
         let machine = MemFs::new();
-        let writer = open_writer(&machine);
-        let p = partition(&writer, "p");
-        p.insert("a", "1").unwrap();
-        p.flush().unwrap();
-        let follower = config(Arc::new(machine.clone())).open_follower().unwrap();
-        let (followed, start) = (follower.partition("p").unwrap(), follower.change_position().unwrap());
+        let (follower, start) = damaged_log(&machine);
+        let followed = follower.partition("p").unwrap();
         let mut changes = follower.changes_since(start).unwrap();
-        ["a value that is lost", "1"].iter().for_each(|value| p.insert(value, value).unwrap());
-        machine.freeze_after(Some(0));
-        drop((writer, p));
-        machine.freeze_after(None);
-        overwrite(&machine, b"a value that is lost", b"X");
-        machine.freeze_after(Some(ops));
-        let salvaged = config(Arc::new(machine.clone())).recovery_mode(RecoveryMode::Salvage).open();
-        machine.freeze_after(None);
+        let is_salvaged = open_until(&machine, RecoveryMode::Salvage, ops);
         let caught_up = follower.catch_up();
         assert_eq!(text(&followed, "1"), None, "{ops} operations: {caught_up:?}");
         assert_eq!(changes.by_ref().map_while(Result::ok).count(), 0, "{ops} operations");
-        if salvaged.is_ok() {
+        if is_salvaged {
             break;
         }
         overwrite(&machine, b"X value that is lost", b"a");
@@ -480,15 +494,56 @@ fn a_killed_salvage_is_not_read() {
             healed += 1;
             assert_eq!(follower.change_position().unwrap(), writer.change_position().unwrap());
             assert_eq!(changes.by_ref().map(Result::unwrap).count(), 2, "{ops} operations");
-            eprintln!(
-                "{ops} {caught_up:?} writer {:?}",
-                writer.partition("p").unwrap().keys().map(|key| key.unwrap().to_vec()).collect::<Vec<_>>()
-            );
             let keys: Vec<_> = followed.keys().map(|key| key.unwrap().to_vec()).collect();
             assert_eq!(keys, [&b"1"[..], b"a", b"a value that is lost"]);
         }
     }
     assert!(healed > 5, "{healed} recoveries were killed in time");
+}
+
+/// Checks that a follower shows both commits after `start`, and its feed too.
+fn check_both_commits(follower: &Database, start: ChangePosition, at: &str) {
+    let p = follower.partition("p").unwrap();
+    assert!(text(&p, "1").is_some() && text(&p, "a value that is lost").is_some(), "{at}");
+    let changes = follower.changes_since(start).unwrap();
+    assert_eq!(changes.map(Result::unwrap).count(), 2, "{at}");
+}
+
+/// Regression: of a salvage that was killed, a later open that was killed as well recorded the epochs, or a follower
+/// that was opened knew them. Then feeds read the log that the salvage had written anew, and lacked the commit.
+#[test]
+fn segments_of_a_killed_salvage_are_removed() {
+    let mut healed = 0;
+    for ops in 0.. {
+        for killed_after in 0.. {
+            let at = format!("salvage killed after {ops} operations, the next open after {killed_after}");
+            let machine = MemFs::new();
+            let (early, start) = damaged_log(&machine);
+            let follow = || config(Arc::new(machine.clone())).open_follower().unwrap();
+            let is_salvaged = open_until(&machine, RecoveryMode::Salvage, ops);
+            if is_salvaged {
+                assert!(healed > 100, "{healed}");
+                return;
+            }
+            overwrite(&machine, b"X value that is lost", b"a");
+            let writer = open_writer(&machine.fork());
+            if text(&partition(&writer, "p"), "a value that is lost").is_none() {
+                break; // the salvage has recorded what it has skipped
+            }
+            check_both_commits(&follow(), start, &at);
+            let is_open = open_until(&machine, RecoveryMode::Strict, killed_after);
+            for follower in [early, follow()] {
+                for _ in 0..2 {
+                    follower.catch_up().unwrap();
+                    check_both_commits(&follower, start, &at);
+                }
+            }
+            healed += 1;
+            if is_open {
+                break;
+            }
+        }
+    }
 }
 
 /// Regression: where a recovery had recorded the end of the log and no segment after it, because it was killed, each
