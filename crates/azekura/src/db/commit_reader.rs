@@ -52,9 +52,7 @@ impl CommitReader<'_> {
         check_payload(commit.payload, commit.seqno_count)?;
         debug_assert!(commit.payload != SEQNO_GAP_PAYLOAD, "the reader passes gaps");
         let (mut pools_with_range_deletes, resources) = (Vec::new(), self.inner.catalog.resources());
-        // The ingest before this commit was installed or has failed. It is held until a manifest says which.
-        *self.note = None;
-        let (mut needs_newer, mut needs_install) = (false, false);
+        let (mut note, mut needs_install) = (None, false);
         let mut seqno = commit.first_seqno;
         let last = SeqNo(seqno.0 + u64::from(commit.seqno_count) - 1);
         let before_unknown = WalStop::BeforeUnknown(last);
@@ -64,9 +62,8 @@ impl CommitReader<'_> {
                 return Err(self.stop(before_unknown)); // the edit precedes the record
             }
             needs_install |= unknown_to_manifest(self.installed, &record).is_some();
-            if let Some(note) = IngestNote::of_record(&record)? {
-                *self.note = Some((note.partition, seqno));
-                needs_newer = true;
+            if let Some(of_ingest) = IngestNote::of_record(&record)? {
+                note = Some((of_ingest.partition, seqno));
             }
             if let Some(partition) = self.partitions.get(&record.partition) {
                 if let (RecordKind::RangeDelete, Some(PartitionTree::Pmem(pool))) =
@@ -85,7 +82,7 @@ impl CommitReader<'_> {
             }
             seqno = seqno.plus(1);
         }
-        if needs_newer {
+        if note.is_some() {
             self.held_from.get_or_insert(commit.first_seqno);
         }
         *self.waits_for_install |= needs_install;
@@ -107,7 +104,8 @@ impl CommitReader<'_> {
         // Also if they are held: until they are visible, the pools retain what they remove. The next commit may put a
         // covered key again.
         pools_with_range_deletes.iter().try_for_each(|pool| pool.complete_range_deletes())?;
-        *self.torn = None;
+        // The ingest before this commit was installed or has failed. It is held until a manifest says which.
+        (*self.note, *self.torn) = (note, None);
         Ok(())
     }
 

@@ -509,8 +509,10 @@ impl Changes {
             Ok(is_complete)
         });
         if read.is_ok() && is_complete && self.tail.last_seqno() < limit {
-            let message = format!("the log lacks commits between {} and {limit}", self.tail.last_seqno());
-            read = Err(Error::corruption(message).in_file(&handle.inner.dir));
+            let last = self.tail.last_seqno();
+            let lacks = || Error::corruption(format!("the log lacks commits between {last} and {limit}"));
+            let is_found = self.tail.epoch().is_some();
+            read = Err(if is_found { lacks().in_file(&handle.inner.dir) } else { recycled_error(last) });
         }
         if has_more && let Err(error) = source.check_kept(limit) {
             self.rewind()?;
