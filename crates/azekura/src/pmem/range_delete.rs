@@ -114,12 +114,17 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let next = leaves.last().filter(|leaf| continues(leaf)).and_then(|leaf| leaf.high).map(<[u8]>::to_vec);
         leaves.retain(|leaf| range_of(leaf).overlaps(&fragment.range, order));
         let (mut freed, mut sparse) = (FreedSpace::default(), Vec::new());
+        // What may fail comes first. Then the removal is repeated as a whole.
+        let covered = leaves.iter().map(|position| {
+            let leaf = self.leaf(LeafAddr(position.leaf));
+            self.covered_slots(leaf, position, fragment, is_unread, &mut freed)
+        });
+        let covered: Vec<CoveredSlots> = covered.collect::<Result<_>>()?;
         // The last leaf that stays, and the last one behind it that does not.
         let mut before = leaves.first().and_then(|leaf| self.leaf_before(leaf, &pin));
         let mut passed = None;
-        for position in &leaves {
+        for (position, covered) in leaves.iter().zip(covered) {
             let leaf = self.leaf(LeafAddr(position.leaf));
-            let covered = self.covered_slots(leaf, position, fragment, is_unread, &mut freed)?;
             if covered.is_whole_leaf && leaf.offset != HEAD_LEAF_OFFSET {
                 self.add_to_record_count(leaf.offset, -i64::from(covered.slots.count_ones()));
                 freed.leaves.push(LeafAddr(position.leaf));

@@ -89,6 +89,28 @@ fn records_inside_a_range_are_not_read() {
     fixture.check_invariants();
 }
 
+/// Regression: a removal that failed had counted the records of leaves that stayed, and the next attempt counted them
+/// once more.
+#[test]
+fn removal_that_failed_is_repeated_as_a_whole() {
+    let (mut fixture, mut model) = filled(&options(4 << 20, SLOTS), 3_000);
+    let range_delete = PoolOp::RemoveRange(key(500), key(2_500));
+    let snapshot = fixture.snapshots.register();
+    let leaf = fixture.tree.leaf(LeafAddr(fixture.tree.inner.find_leaf(LeafTarget::Key(&key(1_500)), &Pin::new())));
+    let at = leaf.slot(set_bits(leaf.commit_word().valid_slots()).next().unwrap()).offset();
+    let [word] = fixture.tree.region().load_array(at);
+    fixture.tree.backend.store(at, u64::MAX);
+    let seqno = fixture.publish(&range_delete).unwrap();
+    assert_eq!(fixture.tree.remove_covered(seqno).unwrap_err().kind(), ErrorKind::Corruption);
+    fixture.tree.backend.store(at, word);
+    fixture.tree.remove_covered(seqno).unwrap();
+    assert_eq!(fixture.tree.get_at(&key(1_500), snapshot.seqno()).unwrap().as_deref(), Some(&[220; 40][..]));
+    range_delete.apply_to(&mut model);
+    drop(snapshot);
+    fixture.assert_matches(&model, &[key(499), key(500), key(1_500), key(2_499), key(2_500)]);
+    fixture.check_invariants();
+}
+
 #[test]
 fn snapshot_sees_removed_records() {
     for slots in [4, SLOTS] {
