@@ -369,6 +369,8 @@ async fn nonsense_for_members_is_refused() {
 async fn membership_changes_end_without_the_client() {
     let cluster = Cluster::of_three(&["--election-timeout-ms", "20000"]).await;
     let leader = cluster.wait_for_leader().await;
+    // The change is refused while the first members are not committed.
+    assert!(answer(cluster.put(leader, "/kv/p/k", "x")).await.status().is_success());
     let others: Vec<u64> = (1..=3).filter(|id| *id != leader).collect();
     others.iter().for_each(|id| cluster.signal(*id, Signal::STOP));
     let change = cluster.post(leader, "/cluster/change-membership", &json!({ "voters": [leader] }));
