@@ -52,9 +52,15 @@ impl History {
 
     /// Whether it is known that commits up to `end`, which were stored in `epoch`, are in a later state.
     pub(crate) fn has_kept(&self, epoch: u32, end: u64) -> bool {
+        self.kept_until(epoch, end) > epoch
+    }
+
+    /// The last epoch in which commits up to `end`, which were stored in `epoch`, are known to be in the database.
+    pub(crate) fn kept_until(&self, epoch: u32, end: u64) -> u32 {
         let later = self.0.iter().filter(|(later, ends)| *later > epoch && ends.known.len() > 1);
-        let mut known = later.filter(|(_, ends)| ends.knows_first(epoch));
-        known.any(|(_, ends)| ends.first(epoch).is_some_and(|(_, valid)| valid >= Some(end)))
+        let known = later.filter(|(_, ends)| ends.knows_first(epoch));
+        let has = known.filter(|(_, ends)| ends.first(epoch).is_some_and(|(_, valid)| valid >= Some(end)));
+        has.map(|(later, _)| *later).max().unwrap_or(epoch)
     }
 }
 

@@ -244,9 +244,10 @@ impl<'l> LaterLogs<'l> {
     /// # Errors
     /// Those of [`chain`] if the restore may need an object that the chain with this end does not have.
     fn check_end(&self, end: u64, until: Until) -> Result<()> {
-        // While the clock was set back, objects behind one that is behind the limit got earlier times.
+        // While the clock was set back, objects behind one that is behind the limit got earlier times. One that begins
+        // before the end is of another writer, which may have shipped the same commits later.
         let is_behind_limit = |after: u64, epoch: u32| {
-            let precedes = |at: &&LogHeader| at.continues(end) && at.end() <= after && at.epoch() <= epoch;
+            let precedes = |at: &&LogHeader| at.after == end && at.end() <= after && at.epoch() <= epoch;
             after > end && self.beyond.iter().any(precedes)
         };
         if let Some((log, error)) = self.damaged.iter().find(|(log, _)| !is_behind_limit(log.after, u32::MAX)) {
@@ -278,13 +279,18 @@ pub(crate) fn choose<'m>(
     let mut within: Vec<_> = manifests.iter().filter(|(_, of)| until.admits_backup(of)).collect();
     sort_backups(&mut within);
     let histories = Histories::of(manifests, until);
+    // The last epoch that the log shows within the limit.
+    let admitted = logs.iter().flat_map(|of| &of.header).filter(|of| until.admits_log(of));
+    let begun = admitted.map(LogHeader::epoch).max();
     let mut left_out: Vec<&BackupManifest> = Vec::new();
     for (_, backup) in within.iter().rev().filter(|(_, of)| wanted.is_none_or(|id| of.id == id)) {
         let log = chain_in(logs, backup, &histories, until)?;
-        if backup.is_durable || (log.objects.is_empty() && !is_replaced_by_log(logs, backup, until)) {
+        let is_replaced = || is_replaced_by_log(logs, backup, &histories.all, until);
+        if backup.is_durable || (log.objects.is_empty() && !is_replaced()) {
+            let epoch = log.epoch.max(begun.unwrap_or(0));
             let kept = |of: &&BackupManifest| {
                 let end = histories.within.kept_before(of.epoch(), of.sequence, u32::MAX);
-                histories.all.kept_before(of.epoch(), end, log.epoch)
+                histories.all.kept_before(of.epoch(), end, epoch)
             };
             return match left_out.iter().map(kept).max() {
                 Some(before) if log.end < before => Err(BackupError::Gap { after: log.end, before }),
@@ -296,9 +302,12 @@ pub(crate) fn choose<'m>(
     Ok(None)
 }
 
-/// Whether the log has shown, in a later epoch, the sequence numbers of a backup that was not durable.
-fn is_replaced_by_log(logs: &[StoredLog], backup: &BackupManifest, until: Until) -> bool {
-    logs.iter().flat_map(|of| &of.header).any(|of| until.admits_log(of) && is_replaced_by(backup, of))
+/// Whether the log has shown, in a later epoch, the sequence numbers of a backup that was not durable. Up to the
+/// epoch in which a later backup has its commits, the log is only behind.
+fn is_replaced_by_log(logs: &[StoredLog], backup: &BackupManifest, all: &History, until: Until) -> bool {
+    let kept = all.kept_until(backup.epoch(), backup.sequence);
+    let mut headers = logs.iter().flat_map(|of| &of.header).filter(|of| until.admits_log(of));
+    headers.any(|of| of.epoch() > kept && is_replaced_by(backup, of))
 }
 
 fn is_replaced_by(backup: &BackupManifest, of: &LogHeader) -> bool {
@@ -350,6 +359,15 @@ mod tests {
         let until = Until::TimeMs(1279);
         assert_eq!(choose(&logs, &manifests, None, until).unwrap().unwrap().1.len(), 3);
         assert!(matches!(choose(&logs[1..], &manifests, None, until), Err(BackupError::Gap { after: 3, before: 5 })));
+        // The later one has no more than the missing one.
+        let manifests = [backup("d", 4, 11, 1110, true)];
+        let logs = [log(4, 11, 5, 1280), log(3, 11, 5, 1360), log(5, 11, 6, 1310)];
+        let until = Until::TimeMs(1351);
+        assert_eq!(choose(&logs, &manifests, None, until).unwrap().unwrap().1.len(), 2);
+        assert!(matches!(choose(&logs[1..], &manifests, None, until), Err(BackupError::Gap { after: 4, before: 5 })));
+        // The clock was set back.
+        let logs = [log(4, 11, 5, 1360), log(5, 11, 6, 1310)];
+        assert_eq!(choose(&logs, &manifests, None, until).unwrap().unwrap().1.len(), 0);
     }
 
     /// Regression: `prune` deleted the log that showed that a backup was lost at a time, and a restore to that time
@@ -366,5 +384,44 @@ mod tests {
         assert_eq!(unneeded, ["40"]);
         assert!(choose(&logs[1..], &manifests, None, until).unwrap().is_none());
         assert_eq!(unneeded_logs(&logs, &kept[1..]).count(), 3);
+    }
+
+    /// Regression: a restore to a time was a `Gap`, although a later backup had the commits of a backup that was not
+    /// durable. A watcher that shipped the commits before its end after the next open counted as a loss of the end.
+    #[test]
+    fn log_that_is_behind_replaces_no_kept_backup() {
+        let mut manifests = vec![backup("d", 16, 91, 100, true), backup("kept", 25, 131, 200, false)];
+        let mut logs = vec![log(16, 91, 20, 110), log(20, 141, 22, 210)];
+        let until = Until::TimeMs(250);
+        assert!(matches!(choose(&logs, &manifests, None, until), Err(BackupError::Gap { after: 22, before: 25 })));
+        let (id, mut later) = backup("n", 29, 141, 300, false);
+        later.wal_ends = vec![(131, Some(26))];
+        manifests.push((id, later));
+        let (chosen, objects) = choose(&logs, &manifests, None, until).unwrap().unwrap();
+        assert_eq!((&chosen.id[..], objects.len()), ("kept", 0));
+        // The later backup is not durable either, and the next open has lost the end of both.
+        manifests[2].1.sequence = 25;
+        manifests[2].1.wal_ends = vec![(81, Some(12))];
+        assert_eq!(choose(&logs, &manifests, None, until).unwrap().unwrap().0.id, "kept");
+        logs.push(log(22, 151, 25, 320));
+        let (chosen, objects) = choose(&logs, &manifests, None, Until::TimeMs(350)).unwrap().unwrap();
+        assert_eq!((&chosen.id[..], objects.len()), ("d", 3));
+    }
+
+    /// Regression: a restore to a time was a `Gap`, although a later backup told that the commits beyond its end were
+    /// lost before an epoch of the log. The restore began with a backup that the log of this epoch did not continue.
+    #[test]
+    fn log_before_the_chosen_backup_tells_the_epoch() {
+        let mut manifests = vec![backup("kept", 4, 1, 100, false), backup("lost", 6, 11, 200, false)];
+        manifests.push(backup("n", 11, 41, 400, true));
+        manifests[1].1.wal_ends = vec![(1, Some(4))];
+        manifests[2].1.wal_ends = vec![(21, Some(4)), (31, Some(10))];
+        let logs = [log(2, 31, 3, 300)];
+        let (chosen, objects) = choose(&logs, &manifests, None, Until::TimeMs(300)).unwrap().unwrap();
+        assert_eq!((&chosen.id[..], objects.len()), ("kept", 0));
+        // The epoch of the log may be before the loss.
+        manifests[2].1.wal_ends = vec![(31, Some(4))];
+        let chosen = choose(&logs, &manifests, None, Until::TimeMs(300));
+        assert!(matches!(chosen, Err(BackupError::Gap { after: 4, before: 6 })));
     }
 }
