@@ -685,9 +685,11 @@ fn copy_changes(
         let is_lost = match (&newest, &before) {
             // `to` has removed it, and has retained it for readers before the commit that has removed it.
             (Some(newest), None) => newest.seqno <= applied && lives(newest)?,
-            // The commit that has removed it would be a later one. What expires may be gone without one, because
-            // the writer does not know the snapshots of a follower.
-            (None, Some(before)) => before.seqno >= end && before.kind == RecordKind::Put,
+            // The commit that has removed it would be a later one. What has expired may be gone without one, also if
+            // a snapshot needs it, because the writer does not know the snapshots of a follower.
+            (None, Some(before)) => {
+                before.seqno >= end && !before.kind.is_tombstone() && !expiry_limits.is_expired_now(before)?
+            }
             _ => false,
         };
         if is_lost {

@@ -54,6 +54,14 @@ impl ExpiryLimits {
     pub(crate) fn is_expired(&self, entry: &EntryRef<'_>) -> Result<bool> {
         Ok(entry.kind.has_expiry() && split_expiry(entry.kind, entry.value)?.0 <= self.limit_ms(entry.seqno))
     }
+
+    /// Whether an entry has expired for every reader that begins later.
+    ///
+    /// # Errors
+    /// As [`split_expiry`].
+    pub(crate) fn is_expired_now(&self, entry: &EntryRef<'_>) -> Result<bool> {
+        Ok(entry.kind.has_expiry() && split_expiry(entry.kind, entry.value)?.0 <= self.now_ms)
+    }
 }
 
 /// The newest sequence number that readers may see. `db` advances it by whole commits; the trees read it.

@@ -403,17 +403,18 @@ impl RecoveryState {
     /// Removes the segments of rewrites that were interrupted, durably: the manifest that is written next records
     /// their epochs, and a reader of changes could take them for segments of the WAL.
     fn remove_unfinished_rewrites(&self, config: &Config, report: &mut WalReplayReport) -> Result<()> {
-        if !report.has_unlinked {
-            return Ok(());
-        }
         let (fs, dir) = (&*config.fs, &config.path);
-        for file in unfinished_rewrites(fs, dir, self.manifest_state.id, &self.replay_options(config))? {
-            // The segments that this open has written are not spare files.
-            if report.spare_files.contains(&file) {
-                fs.remove_file(&segment_path(dir, file))?;
-                report.spare_files.retain(|spare| *spare != file);
+        if report.has_unlinked {
+            for file in unfinished_rewrites(fs, dir, self.manifest_state.id, &self.replay_options(config))? {
+                // The segments that this open has written are not spare files.
+                if report.spare_files.contains(&file) {
+                    fs.remove_file(&segment_path(dir, file))?;
+                    report.spare_files.retain(|spare| *spare != file);
+                }
             }
         }
+        // Also if there are none: an open that was killed may have removed them. If power loss restored them after the
+        // manifest was replaced, they could follow the end of the WAL that it records.
         fs.sync_dir(dir)
     }
 

@@ -9,7 +9,7 @@ use azekura::fs::{Fs, OpenMode};
 use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival, TestOrder};
 use azekura::{
     ChangePosition, Changes, Config, Database, ErrorKind, GarbageCollection, Partition, PartitionCreateOptions,
-    RecoveryMode,
+    PersistMode, RecoveryMode,
 };
 
 use super::faults::{config, open_writer, partition, text};
@@ -346,7 +346,8 @@ fn overwrite(machine: &MemFs, part: &[u8], with: &[u8]) {
         let mut bytes = vec![0; file.length().unwrap() as usize];
         file.read_exact_at(&mut bytes, 0).unwrap();
         if let Some(at) = bytes.windows(part.len()).position(|window| window == part) {
-            return file.write_at(with, at as u64).unwrap();
+            file.write_at(with, at as u64).unwrap();
+            return file.sync_data().unwrap();
         }
     }
     panic!("no file has {part:?}");
@@ -454,6 +455,7 @@ fn damaged_log(machine: &MemFs) -> (Database, ChangePosition) {
     let follower = config(Arc::new(machine.clone())).open_follower().unwrap();
     let start = follower.change_position().unwrap();
     ["a value that is lost", "1"].iter().for_each(|value| p.insert(value, value).unwrap());
+    writer.persist(PersistMode::SyncData).unwrap();
     machine.freeze_after(Some(0));
     drop((writer, p));
     machine.freeze_after(None);
@@ -544,6 +546,55 @@ fn segments_of_a_killed_salvage_are_removed() {
             }
         }
     }
+}
+
+/// Regression: an open had removed the log that a killed salvage had written anew, and was killed before it had synced
+/// the directory. Power loss brought it back behind the manifest of the open after that, whose end of the log it
+/// followed: a strict open read it, and lacked a synced commit.
+#[test]
+fn power_loss_restores_no_removed_rewrite() {
+    let damaged = |ops| {
+        let machine = MemFs::new();
+        let (_, start) = damaged_log(&machine);
+        let is_salvaged = open_until(&machine, RecoveryMode::Salvage, ops);
+        overwrite(&machine, b"X value that is lost", b"a");
+        let keeps_both = text(&partition(&open_writer(&machine.fork()), "p"), "a value that is lost").is_some();
+        (!is_salvaged && keeps_both).then_some((machine, start))
+    };
+    // The salvage was killed just before it has recorded what it has skipped.
+    let (rewritten, start) = (0..).map_while(damaged).last().unwrap();
+    let segments = |machine: &MemFs| {
+        let entries = machine.read_dir(Path::new(DIR)).unwrap();
+        entries.iter().filter(|entry| entry.name.ends_with(".wal")).count()
+    };
+    let mut removals = 0;
+    for first in 0.. {
+        let removed = rewritten.fork();
+        if open_until(&removed, RecoveryMode::Strict, first) {
+            break;
+        }
+        if segments(&removed) == segments(&rewritten) {
+            continue;
+        }
+        removals += 1;
+        for second in 0.. {
+            let killed = removed.fork();
+            let is_open = open_until(&killed, RecoveryMode::Strict, second);
+            for seed in 8..16 {
+                let lost = killed.fork();
+                lost.crash(Survival::Random, seed);
+                let at = format!("opens killed after {first} and {second} operations, seed {seed}");
+                let follower = config(Arc::new(lost.clone())).open_follower().unwrap();
+                check_both_commits(&follower, start, &at);
+                let p = partition(&open_writer(&lost), "p");
+                assert!(text(&p, "a value that is lost").is_some(), "{at}");
+            }
+            if is_open {
+                break;
+            }
+        }
+    }
+    assert!(removals > 1, "{removals}");
 }
 
 /// Regression: where a recovery had recorded the end of the log and no segment after it, because it was killed, each
