@@ -251,6 +251,11 @@ impl WalTail {
             self.segment = self.find_start()?;
             return Ok(true);
         }
+        // A reader that has the records from elsewhere reads them there again: a segment that was removed in between
+        // may have told that the last commits have failed, and that others have their numbers.
+        if self.may_be_ahead {
+            return Err(recycled_error(self.last_seqno));
+        }
         // Segments without commits, of opens that made none, may have been removed in between.
         let (epoch, next) = (current.header.epoch, self.last_seqno.plus(1));
         let continues = |of: &TailSegment| of.file.header.epoch > epoch && of.file.header.first_seqno == next;

@@ -325,7 +325,8 @@ struct History {
 
 impl History {
     fn new(seed: u64, failures: u32) -> History {
-        let (failing, rng) = (FailingWriter::new(&[]), SeededRng::with_stream(seed, 8));
+        // History 75 fails if a follower goes on behind segments that were removed.
+        let (failing, rng) = (FailingWriter::new(&[]), SeededRng::with_stream(220 + seed, 8));
         let story = vec![format!("seed {seed}, {failures} failures")];
         History { failing, rng, story, failures, has_failed: false, snapshots: Vec::new() }
     }
