@@ -118,6 +118,11 @@ impl StoredLog {
     }
 }
 
+/// The headers that are not damaged, of objects within the limit.
+fn headers_within(logs: &[StoredLog], until: Until) -> impl Iterator<Item = &LogHeader> {
+    logs.iter().flat_map(|log| &log.header).filter(move |header| until.admits_log(header))
+}
+
 /// The log objects that no restore of the `kept` backups needs.
 pub(crate) fn unneeded_logs<'l>(
     logs: &'l [StoredLog],
@@ -193,8 +198,8 @@ impl<'l> LaterLogs<'l> {
         until: Until,
     ) -> Result<LaterLogs<'l>> {
         let is_lost = history.has_lost(backup.epoch(), backup.sequence);
-        let headers = logs.iter().flat_map(|log| &log.header).filter(|header| until.admits_log(header));
-        let later_logs = history.of_later_logs(headers.map(|header| (header.epoch(), header.after)));
+        let headers = headers_within(logs, until).map(|header| (header.epoch(), header.after));
+        let later_logs = history.of_later_logs(headers);
         let mut found = LaterLogs::default();
         for log in logs.iter().filter(|log| !log.is_before(backup.sequence, logs)) {
             match &log.header {
@@ -280,8 +285,7 @@ pub(crate) fn choose<'m>(
     sort_backups(&mut within);
     let histories = Histories::of(manifests, until);
     // The last epoch that the log shows within the limit.
-    let admitted = logs.iter().flat_map(|of| &of.header).filter(|of| until.admits_log(of));
-    let begun = admitted.map(LogHeader::epoch).max();
+    let begun = headers_within(logs, until).map(LogHeader::epoch).max();
     let mut left_out: Vec<&BackupManifest> = Vec::new();
     for (_, backup) in within.iter().rev().filter(|(_, of)| wanted.is_none_or(|id| of.id == id)) {
         let log = chain_in(logs, backup, &histories, until)?;
@@ -306,8 +310,7 @@ pub(crate) fn choose<'m>(
 /// epoch in which a later backup has its commits, the log is only behind.
 fn is_replaced_by_log(logs: &[StoredLog], backup: &BackupManifest, all: &History, until: Until) -> bool {
     let kept = all.kept_until(backup.epoch(), backup.sequence);
-    let mut headers = logs.iter().flat_map(|of| &of.header).filter(|of| until.admits_log(of));
-    headers.any(|of| of.epoch() > kept && is_replaced_by(backup, of))
+    headers_within(logs, until).any(|of| of.epoch() > kept && is_replaced_by(backup, of))
 }
 
 fn is_replaced_by(backup: &BackupManifest, of: &LogHeader) -> bool {
