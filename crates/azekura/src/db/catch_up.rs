@@ -367,14 +367,11 @@ impl FollowerTask<'_> {
         progress.waits_for_install |= progress.held_from.take().is_some();
     }
 
-    /// Checks that a manifest is of this database, that no recovery has lost commits that were read, and that no
-    /// commits are visible that were abandoned on a full disk.
+    /// Checks that a manifest is of this database, and that no commits were read that a recovery has lost since, or
+    /// that have failed since on a full disk.
     fn check_history(&self, state: &ManifestState) -> Result<()> {
         self.follower.check_same_database(state)?;
         let (last, visible) = (self.progress.tail.last_seqno(), self.inner.last_visible.get());
-        if let Some(end) = self.progress.tail.abandoned_after().filter(|end| *end < visible) {
-            return Err(Error::stale(format!("commits after sequence number {end} were read and have failed since")));
-        }
         // A later open may use the epochs of segments again that power loss has removed, but not those of positions.
         check_not_lost(state, self.progress.epoch, last)?;
         check_not_lost(state, self.follower.manifest_state().position_epoch(), last.min(visible))
@@ -511,7 +508,7 @@ impl FollowerTask<'_> {
             partition.open_unbuilt_files(stored, inner.catalog.resources())?;
         }
         // Nothing fails from here on.
-        let (resources, last) = (inner.catalog.resources(), progress.tail.last_valid());
+        let (resources, last) = (inner.catalog.resources(), progress.tail.last_seqno());
         for (ChangedPartition { partition, stored, read }, again) in states.iter().zip(pools) {
             read.iter().for_each(|read| partition.replace_pending(read, last));
             partition.follow_unbuilt(stored, again, resources);
@@ -587,7 +584,7 @@ impl FollowerTask<'_> {
                     partition
                 }
             };
-            known.check_pending(read, self.progress.tail.last_valid())?;
+            known.check_pending(read, self.progress.tail.last_seqno())?;
             if let Some(tree) = known.tree_if_built() {
                 // The comparator of the partition is known here only.
                 let options = read.stored_options()?.tree(again.resources.default_codec);

@@ -229,6 +229,10 @@ pub(crate) trait WalCallbacks: Send + Sync {
     /// is unchanged.
     fn add_segment_to_manifest(&self, epoch: WalEpoch, file: FileNumber) -> Result<()>;
 
+    /// Replaces the manifest, durably, by one that records that the WAL up to `epoch` ends at `seqno`, unless it does.
+    /// Readers notice this as they notice another open: commits behind the end that they have returned have failed.
+    fn end_wal_in_manifest(&self, epoch: WalEpoch, seqno: SeqNo) -> Result<()>;
+
     /// Syncs the unsynced files that the commits so far depend on: the manifest, and the blob files that these commits
     /// point into.
     fn sync_dependencies(&self) -> Result<()>;

@@ -40,6 +40,11 @@ impl WalCallbacks for RewriteSegmentAllocator {
         Ok(())
     }
 
+    /// No other process reads the segments of a rewrite.
+    fn end_wal_in_manifest(&self, _epoch: WalEpoch, _seqno: SeqNo) -> Result<()> {
+        Ok(())
+    }
+
     fn sync_dependencies(&self) -> Result<()> {
         Ok(())
     }

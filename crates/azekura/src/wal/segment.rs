@@ -91,6 +91,8 @@ pub(crate) struct ActiveWalSegment {
     pub(crate) end_offset: u64,
     /// Whether the header is durable.
     pub(crate) header_synced: bool,
+    /// Whether a reader may have returned commits behind the end, whose write has failed.
+    pub(crate) failed_commit_was_readable: bool,
     capacity: u64,
     allocated_len: u64,
     allocation_step: u64,
@@ -158,6 +160,7 @@ impl ActiveWalSegment {
             first_seqno: SeqNo::ZERO,
             end_offset: SEGMENT_HEADER_LEN as u64,
             header_synced: false,
+            failed_commit_was_readable: false,
             capacity: size,
             allocated_len: 0,
             allocation_step: ALLOCATION_STEP_MIN,
@@ -214,12 +217,17 @@ impl ActiveWalSegment {
     /// # Errors
     /// `error`, if a replay could take the failed write for a commit, or if `error` is not `OutOfSpace`.
     pub(crate) fn close_after_failed_write(&mut self, error: Error) -> Result<Error> {
-        let overwritten = || self.handle.write_at(&[0; frame::HEADER_LEN], self.end_offset).is_ok();
-        if error.kind() == ErrorKind::OutOfSpace && (self.has_no_frame_at_end() || overwritten()) {
-            self.capacity = self.end_offset;
-            return Ok(error);
+        if error.kind() != ErrorKind::OutOfSpace {
+            return Err(error);
         }
-        Err(error)
+        if !self.has_no_frame_at_end() {
+            if self.handle.write_at(&[0; frame::HEADER_LEN], self.end_offset).is_err() {
+                return Err(error);
+            }
+            self.failed_commit_was_readable = true;
+        }
+        self.capacity = self.end_offset;
+        Ok(error)
     }
 
     fn has_no_frame_at_end(&self) -> bool {

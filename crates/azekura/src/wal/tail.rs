@@ -36,9 +36,6 @@ pub(crate) struct WalTail {
     may_be_ahead: bool,
     /// The manifest has recorded epochs below this one.
     known_epochs: WalEpoch,
-    /// Where the WAL goes on, if a later segment begins before `last_seqno`: the commits after it that were returned
-    /// are abandoned. Either a recovery has lost them, or they were never committed because the disk was full.
-    abandoned_after: Option<SeqNo>,
     /// A planted bug: a commit that was recycled is passed over. Always false without the feature `testing`.
     pub(crate) ignores_recycling: bool,
 }
@@ -92,7 +89,6 @@ impl WalTail {
             durable: SeqNo::ZERO,
             may_be_ahead: false,
             known_epochs,
-            abandoned_after: None,
             ignores_recycling: false,
         }
     }
@@ -118,16 +114,6 @@ impl WalTail {
     /// The last sequence number that was passed.
     pub(crate) fn last_seqno(&self) -> SeqNo {
         self.last_seqno
-    }
-
-    /// The sequence number after which commits were returned that are abandoned. Set when the WAL is `Stale` therefore.
-    pub(crate) fn abandoned_after(&self) -> Option<SeqNo> {
-        self.abandoned_after
-    }
-
-    /// The last sequence number that was read of a commit that is not abandoned.
-    pub(crate) fn last_valid(&self) -> SeqNo {
-        self.abandoned_after.map_or(self.last_seqno, |end| end.min(self.last_seqno))
     }
 
     /// The epoch of the segment that is read, if it is found.
@@ -225,7 +211,6 @@ impl WalTail {
             };
             let before = SeqNo(next.header.first_seqno.0 - 1);
             if before < self.last_seqno {
-                self.abandoned_after = Some(before);
                 let message = format!("the log ends at sequence number {before}, before that of the position");
                 return Err(Error::stale(message).in_file(&current.path));
             }
@@ -250,11 +235,6 @@ impl WalTail {
         if self.ignores_recycling {
             self.segment = self.find_start()?;
             return Ok(true);
-        }
-        // A reader that has the records from elsewhere reads them there again: a segment that was removed in between
-        // may have told that the last commits have failed, and that others have their numbers.
-        if self.may_be_ahead {
-            return Err(recycled_error(self.last_seqno));
         }
         // Segments without commits, of opens that made none, may have been removed in between.
         let (epoch, next) = (current.header.epoch, self.last_seqno.plus(1));

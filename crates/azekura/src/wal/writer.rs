@@ -562,19 +562,33 @@ impl Wal {
     }
 
     /// Begins a segment unless another thread has just begun one. First syncs all sealed segments, so that damage in
-    /// any segment before the last two cannot be a torn tail.
+    /// any segment before the last two cannot be a torn tail. If a reader may have returned a failed commit of the
+    /// active segment, first records that the segment ends before it, because later commits get its sequence numbers.
     fn start_segment_after_sync<'a>(
         &'a self,
         mut state: MutexGuard<'a, WalWriterState>,
         need: u64,
     ) -> Result<MutexGuard<'a, WalWriterState>> {
         let begun = state.segments_started;
-        while state.sealed.iter().any(|sealed| sealed.unsynced_file.is_some()) {
+        loop {
+            let (epoch, last) = (state.active().epoch, state.last_seqno());
+            let records_end = state.active().failed_commit_was_readable;
+            if !records_end && state.sealed.iter().all(|sealed| sealed.unsynced_file.is_none()) {
+                break;
+            }
             drop(state);
-            self.sync_exclusively(false)?;
+            // A recorded end states that the WAL is durable up to it.
+            self.sync_exclusively(records_end)?;
+            if records_end {
+                self.host.end_wal_in_manifest(epoch, last)?;
+            }
             state = self.lock_writer();
             if state.segments_started != begun {
                 return Ok(state);
+            }
+            if records_end {
+                debug_assert_eq!(state.last_seqno(), last, "nothing is appended to a closed segment");
+                state.active().failed_commit_was_readable = false;
             }
         }
         self.poison.check()?;
@@ -702,7 +716,7 @@ mod tests {
     use super::*;
     use crate::base::ErrorKind;
     use crate::testing::MemFs;
-    use crate::testing::wal::wal_fixture::{WalFixture, overwrite, replay_with_mode, wal_options};
+    use crate::testing::wal::wal_fixture::{WalFixture, load_manifest_state, overwrite, replay_with_mode, wal_options};
     use crate::testing::{Fault, FaultFs, FaultPlan, OpKind};
     use crate::vfs::Fs;
     use crate::wal::options::RecoveryMode;
@@ -888,6 +902,10 @@ mod tests {
             full(&fs, 2);
             assert_eq!(fixture.append(1, b"again").unwrap_err().kind(), ErrorKind::OutOfSpace);
             fixture.append(1, b"refuse2").unwrap();
+            let recorded = load_manifest_state(&fixture.fs).unwrap().wal_end;
+            let (ended, end) = if half_written { (fixture.wal.segments()[0].epoch, 1) } else { (WalEpoch(0), 0) };
+            assert_eq!(recorded, Some((ended, SeqNo(end))), "readers may have the refused commits");
+            assert_eq!(fixture.wal.durable(), SeqNo(end), "a recorded end is durable");
             fixture.sync();
             let (commits, report) = replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap();
             assert_eq!(commits, [(1, 1, b"kept".to_vec()), (2, 1, b"refuse2".to_vec())]);
@@ -1046,7 +1064,7 @@ mod schedules {
     use super::*;
     use crate::mem::explorer::{explore, spawn, yield_point};
     use crate::testing::MemFs;
-    use crate::testing::wal::wal_fixture::{WalFixture, replay_with_mode, wal_options};
+    use crate::testing::wal::wal_fixture::{WalFixture, load_manifest_state, replay_with_mode, wal_options};
     use crate::wal::options::{RecoveryMode, WalRetention};
 
     /// A worker populates the mapping while another thread appends over several segments, and the files of flushed
@@ -1082,6 +1100,38 @@ mod schedules {
             worker.join().unwrap();
             let replayed = replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0;
             assert_eq!(replayed.last().unwrap().0, 20);
+        });
+    }
+
+    /// Two threads append behind a failed commit that was readable. Its number is used again in a segment that is begun
+    /// behind the recorded end.
+    #[test]
+    fn two_appends_behind_a_failed_commit() {
+        explore(|| {
+            let fixture = Arc::new(WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, true), 1).unwrap());
+            fixture.append(1, &[0; 3000]).unwrap();
+            let failed = Error::new(ErrorKind::OutOfSpace, "");
+            let mut state = fixture.wal.lock_writer();
+            state.active().close_after_failed_write(failed).unwrap();
+            state.active().failed_commit_was_readable = true;
+            let ended = state.active().epoch;
+            drop(state);
+            let next = Arc::new(AtomicU64::new(2));
+            let append = || {
+                let (fixture, next) = (Arc::clone(&fixture), Arc::clone(&next));
+                move || {
+                    let take = || {
+                        assert_eq!(load_manifest_state(&fixture.fs).unwrap().wal_end, Some((ended, SeqNo(1))));
+                        Some(SeqNo(next.fetch_add(1, Ordering::Relaxed)))
+                    };
+                    yield_point();
+                    fixture.wal.append_with_assigned_seqno(&[1; 1000], SeqNo(3), take).unwrap();
+                }
+            };
+            let other = spawn(append());
+            append()();
+            other.join().unwrap();
+            assert_eq!(replay_with_mode(&fixture.fs, RecoveryMode::Strict).unwrap().0.len(), 3);
         });
     }
 

@@ -56,10 +56,12 @@ impl Database {
     pub fn change_position(&self) -> Result<ChangePosition> {
         let inner = &self.handle.inner;
         let source = change_source(&self.handle)?;
+        // Before the epoch, so that no end of the WAL of this epoch is recorded before it.
+        let seqno = source.end(inner);
         Ok(ChangePosition {
             instance: source.with_state(|state| state.instance),
             epoch: source.position_epoch(),
-            seqno: source.end(inner),
+            seqno,
         })
     }
 
@@ -96,9 +98,10 @@ impl Database {
     /// [`Operation::Insert`](crate::Operation::Insert).
     ///
     /// # Errors
-    /// `Stale` if the WAL does not contain the next commit any more, if a recovery has lost commits before `position`,
-    /// or if there were more than 64 opens with commits since, so that this is not known. `Invalid` if the position is
-    /// from another database or from the future, or if the database is open for reading only. `Closed`.
+    /// `Stale` if the WAL does not contain the next commit any more, if commits before `position` were lost by a
+    /// recovery or have failed on a full disk, or if there were more than 64 opens with commits since, so that this is
+    /// not known. `Invalid` if the position is from another database or from the future, or if the database is open for
+    /// reading only. `Closed`.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -149,6 +152,7 @@ impl Database {
         {
             return Err(recycled_error(position.seqno));
         }
+        let found_in = source.position_epoch();
         let mut tail = tail_after(inner, &source, position);
         source.check_kept(position.seqno)?;
         tail.locate()?;
@@ -161,7 +165,7 @@ impl Database {
             named_by_last: Arc::default(),
             filters: Arc::default(),
             is_durable_only: false,
-            found_in: source.position_epoch(),
+            found_in,
             batches: VecDeque::new(),
         })
     }
@@ -457,8 +461,8 @@ impl Changes {
     fn rewind(&mut self) -> Result<()> {
         self.batches.clear();
         let source = change_source(&self.handle)?;
-        self.tail = tail_after(&self.handle.inner, &source, self.position);
         self.found_in = source.position_epoch();
+        self.tail = tail_after(&self.handle.inner, &source, self.position);
         Ok(())
     }
 
@@ -510,9 +514,13 @@ impl Changes {
         });
         if read.is_ok() && is_complete && self.tail.last_seqno() < limit {
             let last = self.tail.last_seqno();
-            let lacks = || Error::corruption(format!("the log lacks commits between {last} and {limit}"));
-            let is_found = self.tail.epoch().is_some();
-            read = Err(if is_found { lacks().in_file(&handle.inner.dir) } else { recycled_error(last) });
+            let message = || format!("the log lacks commits between {last} and {limit}");
+            read = Err(match source {
+                _ if self.tail.epoch().is_none() => recycled_error(last),
+                ChangeSource::Own(_) => Error::corruption(message()).in_file(&handle.inner.dir),
+                // The follower shows commits that have failed since.
+                ChangeSource::Followed(..) => Error::stale(message()),
+            });
         }
         if has_more && let Err(error) = source.check_kept(limit) {
             self.rewind()?;

@@ -227,10 +227,13 @@ impl VersionSet {
         if self.manifest.size() < limit {
             return Ok(false);
         }
+        self.rewrite(&mut lock(&self.state)).map(|()| true)
+    }
+
+    fn rewrite(&self, manifest_state: &mut ManifestState) -> Result<()> {
         let mut file_id = [0; 16];
         self.env.random(&mut file_id);
-        let mut manifest_state = lock(&self.state);
-        self.raise_next_ids(&mut manifest_state);
+        self.raise_next_ids(manifest_state);
         let edits = manifest_state.edits();
         debug_assert!(
             ManifestState::replay(&edits).is_ok_and(|replayed| replayed == *manifest_state),
@@ -238,7 +241,7 @@ impl VersionSet {
         );
         self.manifest.rewrite(file_id, &edits)?;
         self.size_at_last_rewrite.store(self.manifest.size(), Ordering::Relaxed);
-        Ok(true)
+        Ok(())
     }
 
     /// Reads the manifest state, under its lock.
@@ -265,6 +268,19 @@ impl WalCallbacks for VersionSet {
     fn add_segment_to_manifest(&self, epoch: WalEpoch, file: FileNumber) -> Result<()> {
         self.log_and_apply(&[VersionEdit::WalSegmentAdded { epoch, file }])?;
         self.work_available.notify_all();
+        Ok(())
+    }
+
+    fn end_wal_in_manifest(&self, epoch: WalEpoch, seqno: SeqNo) -> Result<()> {
+        let mut manifest_state = lock(&self.state);
+        if manifest_state.wal_end.is_some_and(|(ended, _)| ended >= epoch) {
+            return Ok(());
+        }
+        // If this fails, a later call repeats it, also if the new manifest is in use.
+        let mut ended = manifest_state.clone();
+        ended.set_wal_end(epoch, seqno);
+        self.rewrite(&mut ended)?;
+        *manifest_state = ended;
         Ok(())
     }
 

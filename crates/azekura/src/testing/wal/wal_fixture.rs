@@ -51,6 +51,11 @@ impl WalCallbacks for TestWalCallbacks {
         Ok(())
     }
 
+    fn end_wal_in_manifest(&self, epoch: WalEpoch, seqno: SeqNo) -> Result<()> {
+        self.manifest.append(&[TestManifestEdit::WalEnd(epoch, seqno)])?;
+        self.manifest.sync()
+    }
+
     fn sync_dependencies(&self) -> Result<()> {
         self.sync_dependencies_calls.fetch_add(1, Ordering::Relaxed);
         let pause = self.sync_delay_us.load(Ordering::Relaxed);

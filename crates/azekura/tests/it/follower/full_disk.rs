@@ -1,20 +1,24 @@
 //! A follower reads a commit whose write fails, because a file system that does not overwrite in place is full.
 
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use azekura::fs::{File, Mapping};
-use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, SeededRng, TestEnv};
-use azekura::{Batch, Config, Database, Error, ErrorKind, Partition, Result, Slice, Snapshot};
+use azekura::fs::{File, Fs, Mapping};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, SeededRng, Survival, TestEnv, TestOrder};
+use azekura::{Batch, Config, Database, Error, ErrorKind, Partition, PersistMode, Result, Slice, Snapshot, inspect};
 
 use super::faults::{config, partition, text};
 use super::open_hook::OpenHookFs;
 use super::windows::recycle_the_log;
 use crate::pools::pool_options;
 use crate::testkit::env_u64;
+use crate::testkit::ordered_partitions::open_ordered;
 use crate::testkit::seeds::test_seeds;
+use crate::testkit::test_dir::crash_or_kill;
 
 type WriteHook = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
@@ -69,7 +73,9 @@ struct FailingWriter {
     machine: MemFs,
     env: Arc<TestEnv>,
     hook: WriteHook,
+    /// Those of the follower, and those of the writer.
     faults: FaultFs,
+    writer_faults: FaultFs,
     config: Config,
     writer: Database,
     p: Partition,
@@ -93,7 +99,8 @@ impl FailingWriter {
                 false => inner,
             }
         });
-        let of_writer = config(Arc::new(full)).env(env.clone()).wal_segment_size(64 << 10);
+        let writer_faults = FaultFs::new(Arc::new(full));
+        let of_writer = config(Arc::new(writer_faults.clone())).env(env.clone()).wal_segment_size(64 << 10);
         let writer = of_writer.clone().open().unwrap();
         let (p, q) = (partition(&writer, "p"), writer.open_partition("q", pool_options(8 << 20)).unwrap());
         let commit = |writes: &Writes<'_>| {
@@ -103,7 +110,7 @@ impl FailingWriter {
         };
         base.iter().for_each(commit);
         let follower = config(Arc::new(faults.clone())).env(env.clone()).open_follower().unwrap();
-        FailingWriter { machine, env, hook, faults, config: of_writer, writer, p, q, follower }
+        FailingWriter { machine, env, hook, faults, writer_faults, config: of_writer, writer, p, q, follower }
     }
 
     /// Ends the writer, by a kill or not, and opens the database again.
@@ -112,6 +119,10 @@ impl FailingWriter {
         let closed = self.writer.clone().close();
         self.machine.freeze_after(None);
         assert!(is_killed || closed.is_ok(), "{closed:?}");
+        self.open();
+    }
+
+    fn open(&mut self) {
         self.writer = self.config.clone().open().unwrap();
         [self.p, self.q] = ["p", "q"].map(|name| self.writer.partition(name).unwrap());
     }
@@ -325,7 +336,7 @@ struct History {
 
 impl History {
     fn new(seed: u64, failures: u32) -> History {
-        // History 75 fails if a follower goes on behind segments that were removed.
+        // History 75 fails if only segments tell that a commit has failed: they are removed.
         let (failing, rng) = (FailingWriter::new(&[]), SeededRng::with_stream(220 + seed, 8));
         let story = vec![format!("seed {seed}, {failures} failures")];
         History { failing, rng, story, failures, has_failed: false, snapshots: Vec::new() }
@@ -468,4 +479,227 @@ fn pools_have_no_change_that_failed() {
         seeds.len()
     );
     assert_eq!(stale(0), 0);
+}
+
+/// Regression: a follower that was opened while a commit was in the log that then failed kept it for good, and lacked
+/// the one that got its numbers.
+#[test]
+fn opened_while_a_commit_fails() {
+    for records in 1..=3 {
+        let failing =
+            FailingWriter::new(&[&|batch, parts| parts.iter().for_each(|part| batch.insert(part, "k", "old"))]);
+        let fs = OpenHookFs::new(failing.machine.clone());
+        let (start, started) = channel();
+        let (read, was_read) = channel();
+        let (go, may_go) = channel();
+        let (mut has_read_log, mut is_done) = (false, false);
+        // The open has read the log, and looks whether the manifest is the same.
+        fs.set(move |path| {
+            has_read_log |= path.extension().is_some_and(|end| end == "wal");
+            if has_read_log && !is_done && path.ends_with("MANIFEST") {
+                is_done = true;
+                read.send(()).unwrap();
+                may_go.recv().unwrap();
+            }
+        });
+        let env = failing.env.clone();
+        let opener = std::thread::spawn(move || {
+            started.recv().unwrap();
+            config(Arc::new(fs)).env(env).open_follower().unwrap()
+        });
+        *failing.hook.lock().unwrap() = Some(Box::new(move || {
+            start.send(()).unwrap();
+            was_read.recv().unwrap();
+        }));
+        let failed = failing.commit(&|batch, parts| parts.iter().for_each(|part| batch.insert(part, "k", "failed")));
+        assert_eq!(failed.unwrap_err().kind(), ErrorKind::OutOfSpace);
+        let commit: Writes<'_> =
+            &|batch, [p, _]| (0..records).for_each(|n| batch.insert(p, format!("y{n}"), "committed"));
+        failing.commit(commit).unwrap();
+        go.send(()).unwrap();
+        let follower = opener.join().unwrap();
+        let [p, q] = ["p", "q"].map(|name| follower.partition(name).unwrap());
+        for n in 0..3 {
+            assert_eq!(follower.catch_up().unwrap(), failing.writer.change_position().unwrap(), "{records} records");
+            assert_eq!(
+                [text(&p, "k"), text(&q, "k"), text(&p, "y0")],
+                ["old", "old", "committed"].map(|v| Some(v.into()))
+            );
+            failing.p.insert("later", n.to_string()).unwrap();
+        }
+    }
+}
+
+/// Regression: a position behind a commit that failed was taken for that behind the commit that got its numbers, which
+/// was then missing in the feed. A feed of the follower that shows the failed commit was `Corruption`.
+#[test]
+fn position_behind_a_commit_that_failed() {
+    for records in 1..=3 {
+        let failing = FailingWriter::new(&[&|batch, [p, _]| batch.insert(p, "k", "old")]);
+        let start = failing.follower.change_position().unwrap();
+        let (reader, sent) = (failing.follower.clone(), Arc::new(Mutex::new(None)));
+        let to = Arc::clone(&sent);
+        *failing.hook.lock().unwrap() = Some(Box::new(move || {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    reader.catch_up().unwrap();
+                    let mut feed = reader.changes_since(start).unwrap();
+                    *to.lock().unwrap() = Some(feed.next().unwrap().unwrap().position());
+                });
+            });
+        }));
+        let failed = failing.commit(&|batch, [p, _]| ["x", "k"].iter().for_each(|key| batch.insert(p, key, "failed")));
+        assert_eq!(failed.unwrap_err().kind(), ErrorKind::OutOfSpace);
+        let position = sent.lock().unwrap().take().unwrap();
+        let first =
+            |db: &Database, position| db.changes_since(position).map(|mut feed| feed.next().map(|of| of.map(drop)));
+        let of_follower = first(&failing.follower, start).unwrap().unwrap().unwrap_err();
+        assert_eq!(of_follower.kind(), ErrorKind::Stale, "{of_follower}");
+        let commit: Writes<'_> =
+            &|batch, [p, _]| (0..records).for_each(|n| batch.insert(p, format!("y{n}"), "committed"));
+        failing.commit(commit).unwrap();
+        for is_recycled in [false, true] {
+            if is_recycled {
+                failing.recycle();
+            }
+            failing.p.insert("later", "1").unwrap();
+            let again = config(Arc::new(failing.machine.clone())).open_follower().unwrap();
+            for db in [&failing.writer, &again, &failing.follower] {
+                let found = first(db, position).map_err(|error| error.kind());
+                assert_eq!(found.unwrap_err(), ErrorKind::Stale, "{records} records");
+            }
+        }
+    }
+}
+
+/// Regression: a checkpoint of a follower had a commit that then failed, and nothing told it from the one that got its
+/// numbers, so a backup of it counted as durable.
+#[test]
+fn checkpoint_while_a_commit_fails() {
+    let failing = FailingWriter::new(&[&|batch, [p, _]| batch.insert(p, "k", "old")]);
+    let position = failing.follower.change_position().unwrap();
+    let reader = failing.follower.clone();
+    *failing.hook.lock().unwrap() = Some(Box::new(move || {
+        std::thread::scope(|scope| {
+            scope.spawn(|| reader.checkpoint("/copy").unwrap());
+        });
+    }));
+    let failed = failing.commit(&|batch, [p, _]| ["x", "k"].iter().for_each(|key| batch.insert(p, key, "failed")));
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::OutOfSpace);
+    failing.commit(&|batch, [p, _]| (0..2).for_each(|n| batch.insert(p, format!("y{n}"), "committed"))).unwrap();
+    failing.writer.persist(PersistMode::SyncAll).unwrap();
+    failing.p.flush().unwrap();
+    let fs: Arc<dyn Fs> = Arc::new(failing.machine.clone());
+    let copied = inspect::wal_end(&fs, Path::new("/copy")).unwrap().unwrap();
+    assert_eq!(copied, failing.follower.catch_up().unwrap().sequence_number());
+    let durable = failing.follower.durable_position().unwrap();
+    assert!(durable.sequence_number() >= copied && durable.epoch() > position.epoch(), "{durable} {position}");
+    let ends = inspect::wal_ends(&fs, failing.writer.path()).unwrap();
+    assert_eq!(ends.first(position.epoch()), Some((durable.epoch() - 1, Some(position.sequence_number()))));
+}
+
+/// Regression: a follower of a pool whose comparator it was not given was `Stale` for good if the writer was opened
+/// twice without a commit in between.
+#[test]
+fn pending_pool_behind_opens_without_commits() {
+    for reopens in 1..4 {
+        let machine = MemFs::new();
+        let pool = |db: &Database| open_ordered(TestOrder::Reversed, db, "q", pool_options(8 << 20), None).unwrap();
+        let open = || config(Arc::new(machine.clone())).open().unwrap();
+        let mut writer = open();
+        let mut q = pool(&writer);
+        q.insert("a", "1").unwrap();
+        let follower = config(Arc::new(machine.clone())).open_follower().unwrap();
+        for _ in 0..reopens {
+            drop((q, writer));
+            writer = open();
+            q = pool(&writer);
+        }
+        q.insert("b", "1").unwrap();
+        q.flush().unwrap();
+        q.insert("c", "1").unwrap();
+        (0..2).for_each(|_| assert_eq!(follower.catch_up().unwrap(), writer.change_position().unwrap()));
+    }
+}
+
+/// The commit behind one that failed waits for the manifest that tells so. It fails as long as the disk is full, unless
+/// it only removes, and a later one succeeds.
+#[test]
+fn manifest_behind_a_failed_commit_has_no_space() {
+    let put = |value: &'static str| {
+        move |batch: &mut Batch, parts: [&Partition; 2]| {
+            parts.iter().for_each(|part| batch.insert(part, "k", value));
+        }
+    };
+    // The present manifest was created under the same name, and is synced before.
+    for (op, nth) in [(OpKind::Create, 1), (OpKind::Write, 2), (OpKind::Sync, 2), (OpKind::Rename, 1)] {
+        for (only_removes, is_killed) in [(false, false), (true, true), (false, true)] {
+            let mut failing = FailingWriter::new(&[&put("old")]);
+            failing.fail(&put("failed"));
+            let full = Fault::Error(io::ErrorKind::StorageFull);
+            failing.writer_faults.inject(FaultPlan::new(op, nth, full).in_path("MANIFEST.tmp"));
+            let remove: Writes<'_> = &|batch, parts| parts.iter().for_each(|part| batch.remove(part, "k"));
+            let value = if only_removes {
+                failing.commit(remove).unwrap();
+                None
+            } else {
+                let failed = failing.commit(&put("no space")).map_err(|error| error.kind());
+                assert_eq!(failed, Err(ErrorKind::OutOfSpace), "{op:?}");
+                failing.commit(&put("committed")).unwrap();
+                Some("committed")
+            };
+            assert_eq!(failing.writer_faults.fault_count(), 1, "{op:?}");
+            for _ in 0..2 {
+                assert_eq!(failing.follower.catch_up().unwrap_err().kind(), ErrorKind::Stale);
+                assert_eq!(
+                    [&failing.p, &failing.q].map(|part| text(part, "k")),
+                    [value.map(str::to_owned), value.map(str::to_owned)]
+                );
+                failing.reopen(is_killed);
+            }
+        }
+    }
+}
+
+/// The machine stops, or loses power, at every operation behind a failed commit that a follower has read.
+#[test]
+fn crashes_behind_a_failed_commit() {
+    const VALUES: [&str; 5] = ["old", "unsynced", "1", "2", "3"];
+    let mut stopped = [0, 0];
+    for (n, survival) in [Survival::Everything, Survival::Nothing, Survival::Random].into_iter().enumerate() {
+        for ops in 0..200 {
+            let put = |value: &'static str| {
+                move |batch: &mut Batch, parts: [&Partition; 2]| {
+                    parts.iter().for_each(|part| batch.insert(part, "k", value));
+                }
+            };
+            let mut failing = FailingWriter::new(&[&put(VALUES[0])]);
+            failing.writer.persist(PersistMode::SyncAll).unwrap();
+            failing.commit(&put(VALUES[1])).unwrap();
+            failing.fail(&put("failed"));
+            failing.machine.freeze_after(Some(ops));
+            let (mut written, mut synced) = (1, 0);
+            for (value, n) in VALUES.iter().zip(0..).skip(2) {
+                written = if failing.commit(&put(value)).is_ok() { n } else { break };
+                synced = if failing.writer.persist(PersistMode::SyncData).is_ok() { n } else { synced };
+            }
+            let is_over = !failing.machine.is_frozen();
+            failing.machine.freeze_after(Some(0));
+            drop(failing.writer.clone().close());
+            crash_or_kill(&failing.machine, survival, ops);
+            failing.open();
+            let found = [&failing.p, &failing.q].map(|part| text(part, "k").unwrap());
+            assert_eq!(found[0], found[1]);
+            let found = VALUES.iter().position(|value| *value == found[0]).expect("not the failed one");
+            // The commit at which the machine stops may be there.
+            let least = if survival == Survival::Everything { written } else { synced };
+            assert!((least..=written + 1).contains(&found), "{survival:?} after {ops}: {found}, {synced} are synced");
+            assert_eq!(failing.follower.catch_up().unwrap_err().kind(), ErrorKind::Stale);
+            stopped[usize::from(n > 0)] += u32::from(!is_over);
+            if is_over {
+                break;
+            }
+        }
+    }
+    assert!(stopped[0] > 5 && stopped[1] > 10, "{stopped:?}");
 }

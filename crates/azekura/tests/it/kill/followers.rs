@@ -157,8 +157,9 @@ fn follower() {
             process.check_end();
             return say("ends");
         }
-        // So that the writer recycles segments that were not read.
-        thread::sleep(Duration::from_millis(rng.below(20)));
+        // At times long enough for the writer to recycle segments that were not read.
+        let longest = if rng.chance_one_in(8) { 300 } else { 20 };
+        thread::sleep(Duration::from_millis(rng.below(longest)));
     }
 }
 
