@@ -30,6 +30,7 @@ use crate::wal::format::{
     IngestMarker, IngestNote, SEGMENT_HEADER_LEN, WalRecordIter, WalSegmentHeader, blob_pointers, parse_segment_name,
     segment_name, visit_commits,
 };
+use crate::wal::reader::find_segment_file;
 
 /// Files of a database have numbers below this one. Files with higher numbers are ignored.
 const FILE_NUMBER_LIMIT: u64 = 1 << 61;
@@ -129,9 +130,12 @@ struct WalFacts {
 /// The blob files without an end that the WAL refers to, with the damage of one value, if there is any.
 type DirectValues = BTreeMap<FileNumber, Option<Error>>;
 
-/// The segment files of the WAL, with their headers.
+/// Segment files with their headers.
+type FoundSegments = BTreeMap<WalEpoch, (FileNumber, WalSegmentHeader)>;
+
+/// The segment files of the WAL.
 struct Segments {
-    by_epoch: BTreeMap<WalEpoch, (FileNumber, WalSegmentHeader)>,
+    by_epoch: FoundSegments,
     /// No segment is missing, apart from the oldest ones.
     is_complete: bool,
 }
@@ -142,6 +146,17 @@ impl Segments {
         let first = self.by_epoch.values().map(|(_, header)| header.first_seqno).min();
         first.filter(|_| self.is_complete)
     }
+}
+
+/// The newest segment, and those that it follows, over any number of others.
+fn newest_chain(segments: &FoundSegments) -> BTreeSet<WalEpoch> {
+    let mut linked = BTreeSet::new();
+    let mut next = segments.last_key_value().map(|(epoch, _)| *epoch);
+    while let Some(epoch) = next.filter(|epoch| segments.contains_key(epoch)) {
+        linked.insert(epoch);
+        next = segments.get(&epoch).map(|(_, header)| header.previous_epoch);
+    }
+    linked
 }
 
 /// The sequence number behind `seqno`, or the highest one.
@@ -793,20 +808,17 @@ impl ManifestRebuild {
         }
         let id = self.state.id;
         segments.retain(|_, (_, header)| header.database_id == id);
-        let mut linked = BTreeSet::new();
-        let mut next = segments.last_key_value().map(|(epoch, _)| *epoch);
-        while let Some(epoch) = next.filter(|epoch| segments.contains_key(epoch)) {
-            linked.insert(epoch);
-            next = segments.get(&epoch).map(|(_, header)| header.previous_epoch);
+        let mut linked = newest_chain(&segments);
+        while self.is_unfinished_rewrite(&linked, &segments) {
+            for (epoch, (number, _)) in linked.iter().filter_map(|epoch| segments.remove_entry(epoch)) {
+                self.state.raise_next_numbers(number.0 + 1, 0, epoch.0.saturating_add(1));
+            }
+            linked = newest_chain(&segments);
         }
         let first = linked.iter().filter_map(|epoch| segments.get(epoch)).map(|(_, header)| header.first_seqno).min();
-        let is_old = |(number, header): &(FileNumber, WalSegmentHeader)| {
-            let mut last = header.first_seqno;
-            let read = self
-                .fs
-                .open(&self.dir.join(segment_name(*number)), OpenMode::Read)
-                .and_then(|file| visit_commits(header, &*file, &mut |commit| last = last.max(commit.first_seqno)));
-            read.is_ok() && first.is_some_and(|first| last < first)
+        let is_old = |segment: &(FileNumber, WalSegmentHeader)| {
+            let last = self.last_commit(segment).map(|last| last.max(Some(segment.1.first_seqno)));
+            last.is_ok_and(|last| first.is_some() && last < first)
         };
         if is_complete && segments.iter().all(|(epoch, segment)| linked.contains(epoch) || is_old(segment)) {
             segments.retain(|epoch, _| linked.contains(epoch));
@@ -814,6 +826,30 @@ impl ManifestRebuild {
             is_complete = false;
         }
         Segments { by_epoch: segments, is_complete }
+    }
+
+    /// Whether `chain` was begun by a recovery that skips damage and was interrupted: nothing states that any of it is
+    /// durable, and other segments, which it should replace, have later commits.
+    fn is_unfinished_rewrite(&self, chain: &BTreeSet<WalEpoch>, segments: &FoundSegments) -> bool {
+        let find = |number| find_segment_file(&*self.fs, &self.dir, number, self.state.id);
+        let has_no_mark = |(number, _): &(FileNumber, WalSegmentHeader)| {
+            find(*number).is_ok_and(|found| found.is_ok_and(|segment| segment.is_of_rewrite(&*self.fs)))
+        };
+        let (rewritten, others): (Vec<_>, Vec<_>) = segments.iter().partition(|(epoch, _)| chain.contains(epoch));
+        let last = |of: Vec<(&WalEpoch, &(FileNumber, WalSegmentHeader))>| {
+            of.into_iter().map(|(_, segment)| self.last_commit(segment).unwrap_or(Some(SeqNo::MAX))).max().flatten()
+        };
+        !others.is_empty()
+            && rewritten.iter().all(|(_, segment)| has_no_mark(segment))
+            && last(rewritten) < last(others)
+    }
+
+    /// The last sequence number of the commits of a segment that can be read.
+    fn last_commit(&self, (number, header): &(FileNumber, WalSegmentHeader)) -> Result<Option<SeqNo>> {
+        let mut last = None;
+        let file = self.fs.open(&self.dir.join(segment_name(*number)), OpenMode::Read)?;
+        visit_commits(header, &*file, &mut |commit| last = last.max(Some(last_seqno(&commit))))?;
+        Ok(last)
     }
 
     fn visit_commit(

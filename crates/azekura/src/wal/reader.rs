@@ -466,7 +466,7 @@ impl WalSegmentFile {
     }
 
     /// Whether the segment, which follows none of the WAL, can be read and has no watermark.
-    fn is_of_rewrite(&self, fs: &dyn Fs) -> bool {
+    pub(crate) fn is_of_rewrite(&self, fs: &dyn Fs) -> bool {
         let scan = |file: &dyn File| self.reader(file, SeqnoOrder::Consecutive)?.scan_after_damage();
         self.open(fs).and_then(|file| scan(&*file)).is_ok_and(|scan| scan.durable_seqno == SeqNo::ZERO)
     }

@@ -612,6 +612,43 @@ fn strict_opens_when_a_salvage_was_killed() {
     assert!(salvaged > 0);
 }
 
+/// A manifest that was built anew named the WAL that a killed `Salvage` had started to write anew. It is newer than the
+/// old one and has fewer commits, so every mode lost synced commits.
+#[test]
+fn manifest_is_lost_when_a_salvage_was_killed() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    long_batches(&db, 1..=6, PersistMode::SyncData);
+    long_batches(&db, 7..=12, PersistMode::Buffer);
+    damage_record(&machine, 9);
+    let base = after_kill(&machine);
+    let open_rebuilt = |machine: &MemFs, mode| {
+        let rebuilt = after_kill(machine);
+        let fs: Arc<dyn Fs> = Arc::new(rebuilt.clone());
+        let bytes = azekura::inspect::rebuilt_manifest(&fs, Path::new("/db")).unwrap().bytes;
+        rebuilt.remove_file(Path::new("/db/MANIFEST")).unwrap();
+        rebuilt.open(Path::new("/db/MANIFEST"), OpenMode::Create).unwrap().write_at(&bytes, 0).unwrap();
+        counts(&open_as(&rebuilt, 4, mode).unwrap())
+    };
+    let whole = base.fork();
+    let before = whole.op_count();
+    let db = open_as(&whole, 3, RecoveryMode::Salvage).unwrap();
+    let ops = whole.op_count() - before;
+    for op in 0..=ops {
+        let cut_short = base.fork();
+        cut_short.freeze_after(Some(op));
+        drop(open_as(&cut_short, 3, RecoveryMode::Salvage));
+        assert_eq!(open_rebuilt(&cut_short, RecoveryMode::Salvage), (11, 11), "{op}");
+        for mode in [RecoveryMode::Strict, RecoveryMode::PointInTime] {
+            let found = open_rebuilt(&cut_short, mode);
+            assert!(found == (8, 8) || found == (11, 11), "{op}, {mode:?}: {found:?}");
+        }
+    }
+    // The files of the old WAL may still be there.
+    long_batches(&db, 13..=14, PersistMode::Buffer);
+    assert_eq!(open_rebuilt(&whole, RecoveryMode::Strict), (13, 13));
+}
+
 /// Each process that was killed during a rewrite of the WAL left segments that used the disk reserve. After a few
 /// kills, a full disk had no space for the next rewrite. Two attempts of one open, the second with space from the
 /// reserve, also used the same epochs, so one segment looked like a copy of the other.
