@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod closing;
+mod damage;
 mod faults;
 mod full_disk;
 mod interleaved;

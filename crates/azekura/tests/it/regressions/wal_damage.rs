@@ -582,16 +582,21 @@ fn counts(db: &Database) -> (u64, u64) {
     (open_partition(db, "a").len().unwrap(), open_partition(db, "b").len().unwrap())
 }
 
-/// The new WAL that a killed `Salvage` had started was marked as durable. So the torn tail of the old WAL, which
-/// `Salvage` had skipped, looked damaged, and `Strict` refused a WAL that it would have opened before.
-#[test]
-fn strict_opens_when_a_salvage_was_killed() {
+/// A WAL with 12 commits, of which 6 were synced and the 9th is damaged.
+fn log_with_torn_tail() -> MemFs {
     let machine = MemFs::new();
     let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
     long_batches(&db, 1..=6, PersistMode::SyncData);
     long_batches(&db, 7..=12, PersistMode::Buffer);
     damage_record(&machine, 9);
-    let base = after_kill(&machine);
+    after_kill(&machine)
+}
+
+/// The new WAL that a killed `Salvage` had started was marked as durable. So the torn tail of the old WAL, which
+/// `Salvage` had skipped, looked damaged, and `Strict` refused a WAL that it would have opened before.
+#[test]
+fn strict_opens_when_a_salvage_was_killed() {
+    let base = log_with_torn_tail();
     let whole = base.fork();
     let before = whole.op_count();
     assert_eq!(counts(&open_as(&whole, 3, RecoveryMode::Salvage).unwrap()), (11, 11));
@@ -616,12 +621,7 @@ fn strict_opens_when_a_salvage_was_killed() {
 /// old one and has fewer commits, so every mode lost synced commits.
 #[test]
 fn manifest_is_lost_when_a_salvage_was_killed() {
-    let machine = MemFs::new();
-    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
-    long_batches(&db, 1..=6, PersistMode::SyncData);
-    long_batches(&db, 7..=12, PersistMode::Buffer);
-    damage_record(&machine, 9);
-    let base = after_kill(&machine);
+    let base = log_with_torn_tail();
     let open_rebuilt = |machine: &MemFs, mode| {
         let rebuilt = after_kill(machine);
         let fs: Arc<dyn Fs> = Arc::new(rebuilt.clone());
