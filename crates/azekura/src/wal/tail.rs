@@ -394,7 +394,9 @@ fn read_segment(
 
 #[cold]
 pub(crate) fn lost_error(end: SeqNo, last: SeqNo) -> Error {
-    Error::stale(format!("a recovery has ended the log at sequence number {end}, before {last}"))
+    Error::stale(format!(
+        "the log ends at sequence number {end}, before {last}: later commits were lost or have failed"
+    ))
 }
 
 #[cold]

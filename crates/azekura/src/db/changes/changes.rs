@@ -19,7 +19,7 @@ use crate::db::changes::change_position::ChangePosition;
 use crate::db::changes::committed_batch::{ChangeFilter, CommittedBatch, PartitionsById};
 use crate::db::config::PlantedBug;
 use crate::db::database::Database;
-use crate::db::follower::{Follower, InstalledManifest};
+use crate::db::follower::{Follower, InstalledManifest, check_not_lost};
 use crate::db::handle::DbHandle;
 use crate::db::inner::{DbInner, DbWriter};
 use crate::db::iter::db_iter::{OwnedBounds, prefix_bounds};
@@ -136,15 +136,12 @@ impl Database {
         if position.instance != source.with_state(|state| state.instance) {
             return Err(Error::invalid("the position of changes is from another database"));
         }
-        if let Some(end) = source.with_state(|state| state.end_of_epoch(position.epoch))?
-            && position.seqno > end
-        {
-            let message = format!("a recovery has ended the log at sequence number {end}, before the position");
-            return Err(Error::stale(message));
-        }
+        // Before the recorded ends are looked up: one is recorded before commits that use numbers again are visible.
+        let is_visible = position.seqno <= inner.last_visible.get();
+        source.with_state(|state| check_not_lost(state, position.epoch, position.seqno))?;
         // Registered before the WAL is read, so that the next commit is not recycled meanwhile.
         let reader = source.readers().register(position.seqno);
-        if position.seqno > inner.last_visible.get() || position.epoch > source.position_epoch() {
+        if !is_visible || position.epoch > source.position_epoch() {
             return Err(Error::invalid("the position of changes is from the future"));
         }
         if let ChangeSource::Own(writer) = &source
