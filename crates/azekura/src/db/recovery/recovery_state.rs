@@ -523,7 +523,12 @@ impl RecoveryState {
         let (has_lost_commits, highest_epoch) = (report.has_gaps && self.is_salvage, report.wal_end().0);
         let damaged = report.has_gaps || report.dropped_after_damage.is_some();
         let mut report = self.make_wal_durable_when_full(&config, report, &reserve)?;
-        self.remove_unfinished_rewrites(&config, &mut report)?;
+        match self.remove_unfinished_rewrites(&config, &mut report) {
+            Err(error) if error.kind() == ErrorKind::OutOfSpace && reserve.release_all() => {
+                self.remove_unfinished_rewrites(&config, &mut report)?;
+            }
+            removed => removed?,
+        }
         debug_assert!(!report.has_gaps, "a WAL with gaps is rewritten");
         let mut space = SpaceReclaimer { config: &config, report: &report, reserve: &reserve, damaged, stage: 0 };
         self.adopt_unfinished_blobs_when_full(config.env.now_ms(), &mut space)?;

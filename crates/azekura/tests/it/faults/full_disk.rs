@@ -6,11 +6,12 @@
 //! - `AZEKURA_SEED`: the workload of this seed only.
 
 use std::fmt::Write as _;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::Fs;
-use azekura::testing::{MemFs, SeededRng, Survival, TestEnv};
+use azekura::testing::{Fault, FaultFs, FaultPlan, MemFs, OpKind, SeededRng, Survival, TestEnv};
 use azekura::{
     Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
     PersistMode, PmemOptions, Result,
@@ -327,6 +328,29 @@ fn database_survives_full_disk() {
     }
     println!("opened {}, refused {}, resumed {} times on a full disk", counts[0], counts[1], counts[2]);
     assert!(env_u64("AZEKURA_SEED", u64::MAX) != u64::MAX || counts.iter().all(|count| *count >= 3), "{counts:?}");
+}
+
+/// Regression: an open that had no space to sync the directory failed, although the reserve had some.
+#[test]
+fn open_syncs_the_directory_with_space_of_the_reserve() {
+    let machine = MemFs::new();
+    let open = |fs: Arc<dyn Fs>| {
+        let config = Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(1))).workers(0).disk_reserve(1 << 20);
+        config.open()
+    };
+    let db = open(Arc::new(machine.clone())).unwrap();
+    db.open_partition("p", Default::default()).unwrap().insert("k", "1").unwrap();
+    db.close().unwrap();
+    for nth in 1.. {
+        let faults = FaultFs::new(Arc::new(machine.fork()));
+        faults.inject(FaultPlan::new(OpKind::SyncDir, nth, Fault::Error(io::ErrorKind::StorageFull)));
+        let opened = open(Arc::new(faults.clone()));
+        if faults.fault_count() == 0 {
+            assert!(nth > 2);
+            break;
+        }
+        assert_eq!(opened.unwrap().partition("p").unwrap().get("k").unwrap().unwrap(), "1", "sync {nth}");
+    }
 }
 
 /// The reserve is a file that readers do not need, and that `disk_reserve(0)` removes.
