@@ -115,10 +115,10 @@ impl Database {
     /// # Errors
     /// `Invalid` if the database is no follower. `Stale` if a recovery of the writer has lost commits that are visible
     /// here or has skipped damage, if a commit was read that the writer could not finish because the disk was full, if
-    /// there were more than 64 opens with commits since the last call, of which the manifest does not tell all ends, or
-    /// if the follower was too slow and has missed changes of a pool whose comparator was not given yet: open the
-    /// follower again. `Unsupported` if the writer has created a pool in mapped memory. `Corruption` if a file is
-    /// damaged. `Io`, `Closed`.
+    /// there were more than 64 opens with commits since the last call, of which the manifest does not tell all ends (a
+    /// commit that has failed after readers could see it counts as an open), or if the follower was too slow and has
+    /// missed changes of a pool whose comparator was not given yet: open the follower again. `Unsupported` if the
+    /// writer has created a pool in mapped memory. `Corruption` if a file is damaged. `Io`, `Closed`.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {

@@ -8,7 +8,7 @@ use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record_log::frame::{self, LogFileIdentity};
 use crate::record_log::reader::{LogReadResult, LogSource, RecordLogReader, SeqnoOrder};
 use crate::vfs::{Env, File, Fs, Mapping, OpenMode};
-use crate::wal::format::{SEGMENT_HEADER_LEN, WalSegmentHeader, segment_path};
+use crate::wal::format::{SEGMENT_HEADER_LEN, SEQNO_GAP_PAYLOAD, WalSegmentHeader, segment_path};
 use crate::wal::options::WalSegmentInfo;
 
 /// The first step by which a segment file is allocated, in bytes. Each later step is twice as large as the one before.
@@ -221,20 +221,35 @@ impl ActiveWalSegment {
             return Err(error);
         }
         if !self.has_no_frame_at_end() {
+            self.failed_commit_was_readable = self.has_commit_at_end().unwrap_or(true);
             if self.handle.write_at(&[0; frame::HEADER_LEN], self.end_offset).is_err() {
                 return Err(error);
             }
-            self.failed_commit_was_readable = true;
         }
         self.capacity = self.end_offset;
         Ok(error)
     }
 
     fn has_no_frame_at_end(&self) -> bool {
-        let before = SeqNo::ZERO;
-        RecordLogReader::new(LogSource::File(&*self.handle), self.identity, self.end_offset, before, SeqnoOrder::Rising)
-            .and_then(|mut reader| reader.next())
-            .is_ok_and(|item| item == LogReadResult::End)
+        self.reader_at_end().and_then(|mut reader| reader.next()).is_ok_and(|item| item == LogReadResult::End)
+    }
+
+    /// Whether one of the complete records at the end is a commit. A reader that has passed gaps has read nothing that
+    /// has failed.
+    fn has_commit_at_end(&self) -> Result<bool> {
+        let mut reader = self.reader_at_end()?;
+        loop {
+            match reader.next()? {
+                LogReadResult::End => return Ok(false),
+                LogReadResult::Record(_) if reader.payload()? != SEQNO_GAP_PAYLOAD => return Ok(true),
+                LogReadResult::Record(_) | LogReadResult::Watermark(_) => {}
+            }
+        }
+    }
+
+    fn reader_at_end(&self) -> Result<RecordLogReader<'_>> {
+        let source = LogSource::File(&*self.handle);
+        RecordLogReader::new(source, self.identity, self.end_offset, SeqNo::ZERO, SeqnoOrder::Rising)
     }
 
     /// Bytes of frames that the segment can still accept.

@@ -100,8 +100,8 @@ impl Database {
     /// # Errors
     /// `Stale` if the WAL does not contain the next commit any more, if commits before `position` were lost by a
     /// recovery or have failed on a full disk, or if there were more than 64 opens with commits since, so that this is
-    /// not known. `Invalid` if the position is from another database or from the future, or if the database is open for
-    /// reading only. `Closed`.
+    /// not known (a commit that has failed after readers could see it counts as an open). `Invalid` if the position is
+    /// from another database or from the future, or if the database is open for reading only. `Closed`.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -136,12 +136,11 @@ impl Database {
         if position.instance != source.with_state(|state| state.instance) {
             return Err(Error::invalid("the position of changes is from another database"));
         }
-        // Before the recorded ends are looked up: one is recorded before commits that use numbers again are visible.
-        let is_visible = position.seqno <= inner.last_visible.get();
-        source.with_state(|state| check_not_lost(state, position.epoch, position.seqno))?;
+        let check_not_lost = || source.with_state(|state| check_not_lost(state, position.epoch, position.seqno));
+        check_not_lost()?;
         // Registered before the WAL is read, so that the next commit is not recycled meanwhile.
         let reader = source.readers().register(position.seqno);
-        if !is_visible || position.epoch > source.position_epoch() {
+        if position.seqno > inner.last_visible.get() || position.epoch > source.position_epoch() {
             return Err(Error::invalid("the position of changes is from the future"));
         }
         if let ChangeSource::Own(writer) = &source
@@ -153,6 +152,8 @@ impl Database {
         let mut tail = tail_after(inner, &source, position);
         source.check_kept(position.seqno)?;
         tail.locate()?;
+        // An end may have been recorded meanwhile, before a segment that uses numbers of failed commits again.
+        check_not_lost()?;
         Ok(Changes {
             handle: Arc::clone(&self.handle),
             reader,
@@ -514,9 +515,9 @@ impl Changes {
             let message = || format!("the log lacks commits between {last} and {limit}");
             read = Err(match source {
                 _ if self.tail.epoch().is_none() => recycled_error(last),
-                ChangeSource::Own(_) => Error::corruption(message()).in_file(&handle.inner.dir),
-                // The follower shows commits that have failed since.
-                ChangeSource::Followed(..) => Error::stale(message()),
+                // The follower shows commits that have failed since, unless the next one is known to be durable.
+                ChangeSource::Followed(..) if last >= source.durable() => Error::stale(message()),
+                _ => Error::corruption(message()).in_file(&handle.inner.dir),
             });
         }
         if has_more && let Err(error) = source.check_kept(limit) {

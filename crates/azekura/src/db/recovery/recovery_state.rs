@@ -551,7 +551,7 @@ impl RecoveryState {
         let manifest = self.create_manifest(file_id, &mut space)?;
         let retained = if space.is_full() { Vec::new() } else { report.retained.clone() };
         let kept = WalReplayReport { retained, ..report.clone() };
-        let version_set = self.version_set(&config, manifest);
+        let version_set = self.version_set(&config, manifest, &reserve);
         let orphans = self.remove_orphans(&config, &kept);
         let wal = Wal::start(
             Arc::clone(fs),
@@ -649,7 +649,7 @@ impl RecoveryState {
         }
     }
 
-    fn version_set(&self, config: &Config, manifest: Manifest) -> Arc<VersionSet> {
+    fn version_set(&self, config: &Config, manifest: Manifest, reserve: &Arc<DiskReserve>) -> Arc<VersionSet> {
         let unsynced = match config.settings.has_planted_bug(PlantedBug::WalSyncBeforeBlobs) {
             true => Arc::default(),
             false => Arc::clone(&self.resources.unsynced_blobs),
@@ -660,6 +660,7 @@ impl RecoveryState {
             manifest_state,
             next_file,
             Arc::clone(&config.env),
+            Arc::clone(reserve),
             unsynced,
             Arc::clone(&self.resources.work_available),
         ))

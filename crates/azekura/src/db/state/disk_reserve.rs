@@ -3,7 +3,8 @@
 //! The file `RESERVE` in the database directory has allocated space and no content. When the disk is full, the database
 //! truncates the file, and the operation that needs space uses the freed space. The reserve has four parts, so that no
 //! use but that of a flush takes the space of another:
-//! - `open`: opening the database writes a manifest and starts a segment of the write-ahead log (WAL);
+//! - `open`: opening the database writes a manifest and starts a segment of the write-ahead log (WAL). A manifest is
+//!   also written behind a commit that has failed after readers could see it;
 //! - `removes`: the WAL grows for commits that only remove keys;
 //! - `flush`: flushes, and checkpoints of pools, write the records of the WAL to files before they retire its segments;
 //! - `compaction`: compactions and blob GC write their output before they remove their input. They may write more than
@@ -227,6 +228,14 @@ impl DiskReserve {
     /// Frees all parts, while the database is opened; returns false if they are empty or the file cannot be truncated.
     pub(crate) fn release_all(&self) -> bool {
         self.release(|parts| *parts = ReserveParts::default())
+    }
+
+    /// Frees space for a manifest that replaces the one of `manifest_bytes`. Leaves what opening the database needs,
+    /// with the space that the old manifest gives back. Returns false if that part is too small or the file cannot be
+    /// truncated.
+    pub(crate) fn release_for_manifest(&self, manifest_bytes: u64) -> bool {
+        let kept = manifest_bytes.saturating_add(OPEN_PART_BYTES / 2).next_multiple_of(RESERVE_PAGE_BYTES);
+        self.release(|parts| parts.open = parts.open.min(kept))
     }
 
     fn release(&self, take: impl FnOnce(&mut ReserveParts)) -> bool {

@@ -9,6 +9,7 @@ use crate::base::version_edit::{
     FileNumber, PartitionEdit, PartitionId, PartitionMeta, TableMeta, VersionEdit, WalEpoch,
 };
 use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::db::state::disk_reserve::DiskReserve;
 use crate::lsm::direct_file::UnsyncedBlobFiles;
 use crate::manifest::Manifest;
 use crate::vfs::Env;
@@ -30,6 +31,7 @@ pub(crate) struct VersionSet {
     next_epoch: AtomicU32,
     size_at_last_rewrite: AtomicU64,
     env: Arc<dyn Env>,
+    reserve: Arc<DiskReserve>,
     unsynced_blobs: Arc<UnsyncedBlobFiles>,
     /// Notified when the write-ahead log (WAL) starts a segment, because the WAL may now exceed its maximum size.
     work_available: Arc<WakeSignal>,
@@ -43,6 +45,7 @@ impl VersionSet {
         manifest_state: ManifestState,
         next_file_id: Arc<AtomicU64>,
         env: Arc<dyn Env>,
+        reserve: Arc<DiskReserve>,
         unsynced_blobs: Arc<UnsyncedBlobFiles>,
         work_available: Arc<WakeSignal>,
     ) -> VersionSet {
@@ -51,6 +54,7 @@ impl VersionSet {
             "no file gets a number that the manifest has"
         );
         VersionSet {
+            reserve,
             unsynced_blobs,
             work_available,
             size_at_last_rewrite: AtomicU64::new(manifest.size()),
@@ -276,10 +280,18 @@ impl WalCallbacks for VersionSet {
         if manifest_state.wal_end.is_some_and(|(ended, _)| ended >= epoch) {
             return Ok(());
         }
-        // If this fails, a later call repeats it, also if the new manifest is in use.
         let mut ended = manifest_state.clone();
         ended.set_wal_end(epoch, seqno);
-        self.rewrite(&mut ended)?;
+        let written = match self.rewrite(&mut ended) {
+            Err(error)
+                if error.kind() == ErrorKind::OutOfSpace && self.reserve.release_for_manifest(self.manifest.size()) =>
+            {
+                self.rewrite(&mut ended)
+            }
+            written => written,
+        };
+        // After an error a later call repeats it, also if the new manifest is in use.
+        written?;
         *manifest_state = ended;
         Ok(())
     }
@@ -300,15 +312,42 @@ mod tests {
 
     use super::*;
     use crate::testing::{MemFs, TestEnv};
+    use crate::vfs::Fs;
+
+    fn version_set_of(fs: &MemFs, next_partition_id: u64, edits: &[VersionEdit]) -> VersionSet {
+        let fs: Arc<dyn Fs> = Arc::new(fs.clone());
+        let mut manifest_state = ManifestState { next_partition_id, ..ManifestState::default() };
+        edits.iter().for_each(|edit| manifest_state.apply(edit).unwrap());
+        let manifest = Manifest::create(Arc::clone(&fs), Path::new("/"), [1; 16], edits).unwrap();
+        let reserve = Arc::new(DiskReserve::open_existing(fs, Path::new("/"), 0, 0, 0, 0).unwrap());
+        let (env, unsynced, work) = (Arc::new(TestEnv::new(1)), Arc::default(), Arc::default());
+        VersionSet::new(manifest, manifest_state, Arc::default(), env, reserve, unsynced, work)
+    }
+
+    /// A thread that comes late must not replace the end of a later segment.
+    #[test]
+    fn an_end_of_the_wal_is_recorded_once() {
+        let fs = MemFs::new();
+        let version_set = version_set_of(&fs, 1, &[]);
+        let identity = || Manifest::identity(&fs, Path::new("/")).unwrap();
+        let (first, later) = ((WalEpoch(5), SeqNo(10)), (WalEpoch(6), SeqNo(20)));
+        version_set.end_wal_in_manifest(first.0, first.1).unwrap();
+        version_set.end_wal_in_manifest(later.0, later.1).unwrap();
+        let before = identity();
+        for (epoch, seqno) in [first, later] {
+            version_set.end_wal_in_manifest(epoch, seqno).unwrap();
+        }
+        assert_eq!(identity(), before);
+        let stored = Manifest::load(Arc::new(fs.clone()), Path::new("/")).unwrap();
+        let ends = ManifestState::replay(&stored.edits).unwrap().wal_ends().collect::<Vec<_>>();
+        assert_eq!(ends, [first, later].map(|(epoch, seqno)| (epoch, Some(seqno))));
+    }
 
     /// Regression: creating a pool syncs the directory. The manifest state was locked during that sync, and a writer
     /// that started a WAL segment waited for it.
     #[test]
     fn segment_starts_while_pool_is_created() {
-        let manifest = Manifest::create(Arc::new(MemFs::new()), Path::new("/"), [1; 16], &[]).unwrap();
-        let manifest_state = ManifestState { next_partition_id: 1, ..ManifestState::default() };
-        let (env, unsynced, work) = (Arc::new(TestEnv::new(1)), Arc::default(), Arc::default());
-        let version_set = VersionSet::new(manifest, manifest_state, Arc::default(), env, unsynced, work);
+        let version_set = version_set_of(&MemFs::new(), 1, &[]);
         let meta = PartitionMeta {
             id: PartitionId(0),
             engine: 0,
@@ -338,14 +377,6 @@ mod tests {
         );
     }
 
-    fn version_set_of(edits: &[VersionEdit]) -> VersionSet {
-        let manifest = Manifest::create(Arc::new(MemFs::new()), Path::new("/"), [1; 16], &[]).unwrap();
-        let mut manifest_state = ManifestState { next_partition_id: 9, ..ManifestState::default() };
-        edits.iter().for_each(|edit| manifest_state.apply(edit).unwrap());
-        let (env, unsynced, work) = (Arc::new(TestEnv::new(1)), Arc::default(), Arc::default());
-        VersionSet::new(manifest, manifest_state, Arc::default(), env, unsynced, work)
-    }
-
     /// Regression: each edit of a batch was checked against the state before the batch. Two edits that contradict each
     /// other were written, and the next open refused the manifest.
     #[test]
@@ -361,7 +392,7 @@ mod tests {
             vec![dropped.clone(), dropped],
             vec![name("a"), PartitionEdit::TableRemoved { table: FileNumber(1) }.of(id)],
         ];
-        let version_set = version_set_of(&[VersionEdit::PartitionCreated(meta)]);
+        let version_set = version_set_of(&MemFs::new(), 9, &[VersionEdit::PartitionCreated(meta)]);
         let (bytes, state) = (version_set.manifest_bytes(), version_set.manifest_state());
         for batch in batches {
             assert_eq!(version_set.log_and_apply(&batch).unwrap_err().kind(), ErrorKind::Corruption, "{batch:?}");
@@ -374,7 +405,7 @@ mod tests {
     /// recorded the id as used. If it then lost the edits, recovery did not detect the loss.
     #[test]
     fn rewritten_manifest_has_no_unwritten_id() {
-        let version_set = version_set_of(&[]);
+        let version_set = version_set_of(&MemFs::new(), 9, &[]);
         let marker = version_set.next_partition_id();
         let grow = VersionEdit::DatabaseSettings { settings: vec![7; 600_000] };
         version_set.log_and_apply(&[grow.clone(), grow]).unwrap();

@@ -445,6 +445,25 @@ fn a_feed_ends_where_a_later_open_has_lost_commits() {
     }
 }
 
+/// Damage of a synced commit is damage in the feed of a follower, too, which shows the commit.
+#[test]
+fn damage_of_a_synced_commit_is_not_stale() {
+    let machine = MemFs::new();
+    let writer = config(Arc::new(machine.clone())).mapped_wal(false).open().unwrap();
+    let p = partition(&writer, "p");
+    let start = writer.change_position().unwrap();
+    p.insert("k", "a value that is lost").unwrap();
+    writer.persist(PersistMode::SyncData).unwrap();
+    p.insert("k", "states that the first one is durable").unwrap();
+    let follower = config(Arc::new(machine.clone())).open_follower().unwrap();
+    follower.catch_up().unwrap();
+    damage(&machine, b"a value that is lost");
+    for db in [&writer, &follower] {
+        let error = db.changes_since(start).unwrap().next().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corruption, "{error}");
+    }
+}
+
 /// A killed writer with two commits in the log, the first of which is damaged. Returns a follower that was opened
 /// before them, and its position.
 fn damaged_log(machine: &MemFs) -> (Database, ChangePosition) {
