@@ -28,7 +28,7 @@ use crate::vfs::{Fs, OpenMode};
 use crate::wal::WalCommit;
 use crate::wal::format::{
     IngestMarker, IngestNote, SEGMENT_HEADER_LEN, WalRecordIter, WalSegmentHeader, blob_pointers, parse_segment_name,
-    segment_name, visit_commits,
+    segment_name, visit_commits, whole_through,
 };
 use crate::wal::reader::find_segment_file;
 
@@ -130,8 +130,9 @@ struct WalFacts {
 /// The blob files without an end that the WAL refers to, with the damage of one value, if there is any.
 type DirectValues = BTreeMap<FileNumber, Option<Error>>;
 
-/// Segment files with their headers.
-type FoundSegments = BTreeMap<WalEpoch, (FileNumber, WalSegmentHeader)>;
+/// A segment file with its header.
+type FoundSegment = (FileNumber, WalSegmentHeader);
+type FoundSegments = BTreeMap<WalEpoch, FoundSegment>;
 
 /// The segment files of the WAL.
 struct Segments {
@@ -816,7 +817,7 @@ impl ManifestRebuild {
             linked = newest_chain(&segments);
         }
         let first = linked.iter().filter_map(|epoch| segments.get(epoch)).map(|(_, header)| header.first_seqno).min();
-        let is_old = |segment: &(FileNumber, WalSegmentHeader)| {
+        let is_old = |segment: &FoundSegment| {
             let last = self.last_commit(segment).map(|last| last.max(Some(segment.1.first_seqno)));
             last.is_ok_and(|last| first.is_some() && last < first)
         };
@@ -829,23 +830,36 @@ impl ManifestRebuild {
     }
 
     /// Whether `chain` was begun by a recovery that skips damage and was interrupted: nothing states that any of it is
-    /// durable, and other segments, which it should replace, have later commits.
+    /// durable, no other segment follows it, and others have commits behind its first part that is whole. If it begins
+    /// behind all others, it replaces none of them.
     fn is_unfinished_rewrite(&self, chain: &BTreeSet<WalEpoch>, segments: &FoundSegments) -> bool {
+        let (rewritten, others): (Vec<_>, Vec<_>) = segments.iter().partition(|(epoch, _)| chain.contains(epoch));
         let find = |number| find_segment_file(&*self.fs, &self.dir, number, self.state.id);
-        let has_no_mark = |(number, _): &(FileNumber, WalSegmentHeader)| {
+        let has_no_mark = |(_, (number, _)): &(&WalEpoch, &FoundSegment)| {
             find(*number).is_ok_and(|found| found.is_ok_and(|segment| segment.is_of_rewrite(&*self.fs)))
         };
-        let (rewritten, others): (Vec<_>, Vec<_>) = segments.iter().partition(|(epoch, _)| chain.contains(epoch));
-        let last = |of: Vec<(&WalEpoch, &(FileNumber, WalSegmentHeader))>| {
-            of.into_iter().map(|(_, segment)| self.last_commit(segment).unwrap_or(Some(SeqNo::MAX))).max().flatten()
-        };
-        !others.is_empty()
-            && rewritten.iter().all(|(_, segment)| has_no_mark(segment))
-            && last(rewritten) < last(others)
+        let is_followed = others.iter().any(|(_, (_, header))| chain.contains(&header.previous_epoch));
+        let first = rewritten.iter().map(|(_, (_, header))| header.first_seqno).min();
+        let last = others.iter().map(|(_, other)| self.last_commit(other).unwrap_or(Some(SeqNo::MAX))).max().flatten();
+        !is_followed && first <= last && rewritten.iter().all(has_no_mark) && self.whole_through(&rewritten) < last
+    }
+
+    /// The last sequence number of successive segments before the first one that is missing.
+    fn whole_through(&self, segments: &[(&WalEpoch, &FoundSegment)]) -> Option<SeqNo> {
+        let mut last: Option<SeqNo> = None;
+        for (_, (number, header)) in segments {
+            if last.is_some_and(|last| header.first_seqno != next_seqno(last)) {
+                break;
+            }
+            let file = self.fs.open(&self.dir.join(segment_name(*number)), OpenMode::Read);
+            let Ok(end) = file.and_then(|file| whole_through(header, &*file)) else { break };
+            last = Some(end);
+        }
+        last
     }
 
     /// The last sequence number of the commits of a segment that can be read.
-    fn last_commit(&self, (number, header): &(FileNumber, WalSegmentHeader)) -> Result<Option<SeqNo>> {
+    fn last_commit(&self, (number, header): &FoundSegment) -> Result<Option<SeqNo>> {
         let mut last = None;
         let file = self.fs.open(&self.dir.join(segment_name(*number)), OpenMode::Read)?;
         visit_commits(header, &*file, &mut |commit| last = last.max(Some(last_seqno(&commit))))?;

@@ -183,6 +183,16 @@ pub(crate) fn visit_commits(
     }
 }
 
+/// The last sequence number of the records of a segment, gaps among them, that follow each other from its start.
+///
+/// # Errors
+/// `Io`; `Unsupported` for frames of a newer version.
+pub(crate) fn whole_through(header: &WalSegmentHeader, file: &dyn File) -> Result<SeqNo> {
+    let mut reader = header.reader(LogSource::File(file), SeqnoOrder::Consecutive)?;
+    while reader.next()? != LogReadResult::End {}
+    Ok(reader.last())
+}
+
 /// One record of a commit, borrowed from the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WalRecord<'a> {

@@ -252,5 +252,5 @@ fn feeds_and_followers_of_a_damaged_log() {
         (0..history.rng.below(200)).for_each(|_| history.step());
         (losses, read_on) = (losses + history.losses, read_on + history.read_on);
     }
-    assert!(seeds.len() == 1 || (losses > 10 && read_on > 3), "{losses} losses, {read_on} commits of feeds behind one");
+    assert!(seeds.len() < 40 || (losses > 10 && read_on > 3), "{losses} losses, {read_on} commits of feeds behind one");
 }

@@ -10,7 +10,7 @@ use azekura::{
     Result,
 };
 
-use crate::testkit::test_dir::read_file;
+use crate::testkit::test_dir::{read_file, write_file};
 
 const MODES: [RecoveryMode; 3] = [RecoveryMode::Strict, RecoveryMode::PointInTime, RecoveryMode::Salvage];
 
@@ -617,19 +617,30 @@ fn strict_opens_when_a_salvage_was_killed() {
     assert!(salvaged > 0);
 }
 
+/// Opens a copy of the database of a killed process, whose manifest is lost and was built anew.
+fn open_rebuilt(machine: &MemFs, mode: RecoveryMode) -> Database {
+    let rebuilt = after_kill(machine);
+    let fs: Arc<dyn Fs> = Arc::new(rebuilt.clone());
+    write_file(&*fs, Path::new("/db/MANIFEST"), b"not a manifest");
+    let bytes = azekura::inspect::rebuilt_manifest(&fs, Path::new("/db")).unwrap().bytes;
+    write_file(&*fs, Path::new("/db/MANIFEST"), &bytes);
+    open_as(&rebuilt, 4, mode).unwrap()
+}
+
+/// The keys of all partitions, whose names may be lost.
+fn keys_of(db: &Database) -> Vec<String> {
+    let partitions = db.list_partitions().into_iter().map(|name| db.partition(&name).unwrap());
+    let keys = partitions.flat_map(|part| part.keys().collect::<Result<Vec<_>, _>>().unwrap());
+    let mut keys: Vec<_> = keys.map(|key| String::from_utf8_lossy(&key).into_owned()).collect();
+    keys.sort();
+    keys
+}
+
 /// A manifest that was built anew named the WAL that a killed `Salvage` had started to write anew. It is newer than the
-/// old one and has fewer commits, so every mode lost synced commits.
+/// old one and has fewer commits, so every mode lost synced commits. Power loss can also take some from its middle.
 #[test]
-fn manifest_is_lost_when_a_salvage_was_killed() {
+fn manifest_is_lost_when_a_salvage_was_stopped() {
     let base = log_with_torn_tail();
-    let open_rebuilt = |machine: &MemFs, mode| {
-        let rebuilt = after_kill(machine);
-        let fs: Arc<dyn Fs> = Arc::new(rebuilt.clone());
-        let bytes = azekura::inspect::rebuilt_manifest(&fs, Path::new("/db")).unwrap().bytes;
-        rebuilt.remove_file(Path::new("/db/MANIFEST")).unwrap();
-        rebuilt.open(Path::new("/db/MANIFEST"), OpenMode::Create).unwrap().write_at(&bytes, 0).unwrap();
-        counts(&open_as(&rebuilt, 4, mode).unwrap())
-    };
     let whole = base.fork();
     let before = whole.op_count();
     let db = open_as(&whole, 3, RecoveryMode::Salvage).unwrap();
@@ -638,15 +649,77 @@ fn manifest_is_lost_when_a_salvage_was_killed() {
         let cut_short = base.fork();
         cut_short.freeze_after(Some(op));
         drop(open_as(&cut_short, 3, RecoveryMode::Salvage));
-        assert_eq!(open_rebuilt(&cut_short, RecoveryMode::Salvage), (11, 11), "{op}");
+        let killed = cut_short.fork();
+        killed.crash(Survival::Everything, 0);
         for mode in [RecoveryMode::Strict, RecoveryMode::PointInTime] {
-            let found = open_rebuilt(&cut_short, mode);
-            assert!(found == (8, 8) || found == (11, 11), "{op}, {mode:?}: {found:?}");
+            let found = keys_of(&open_rebuilt(&killed, mode)).len();
+            assert!(found == 16 || found == 22, "{op}, {mode:?}: {found}");
+        }
+        let power_losses = (0..6).map(|seed| {
+            let off = cut_short.fork();
+            off.crash(Survival::Random, op * 100 + seed);
+            off
+        });
+        for machine in power_losses.chain([killed]) {
+            assert_eq!(keys_of(&open_rebuilt(&machine, RecoveryMode::Salvage)).len(), 22, "{op}");
         }
     }
     // The files of the old WAL may still be there.
     long_batches(&db, 13..=14, PersistMode::Buffer);
-    assert_eq!(open_rebuilt(&whole, RecoveryMode::Strict), (13, 13));
+    assert_eq!(keys_of(&open_rebuilt(&whole, RecoveryMode::Strict)).len(), 26);
+}
+
+/// The newest segment is empty behind a flush, and the one before it is gone. It was taken for what a killed `Salvage`
+/// had written, and old spare files for the WAL: records of a deleted partition were back, or the open was refused.
+#[test]
+fn manifest_is_lost_behind_a_flush() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    let keep = open_partition(&db, "keep");
+    let insert = |part: &Partition, key: &str, count: u32| {
+        (0..count).for_each(|n| part.insert(format!("{key}{n}"), "x".repeat(30_000)).unwrap());
+    };
+    insert(&keep, "k", 8);
+    keep.flush().unwrap();
+    while db.step().unwrap() {}
+    let gone = open_partition(&db, "gone");
+    insert(&gone, "secret", 6);
+    drop(gone);
+    db.delete_partition_by_name("gone").unwrap();
+    insert(&keep, "l", 4);
+    db.persist(PersistMode::SyncData).unwrap();
+    let machine = after_kill(&machine);
+    // The next process flushes what it has replayed, and makes no commit.
+    let db = open_as(&machine, 2, RecoveryMode::Strict).unwrap();
+    open_partition(&db, "keep").flush().unwrap();
+    while db.step().unwrap() {}
+    for mode in MODES {
+        let found = keys_of(&open_rebuilt(&machine, mode));
+        assert!(found.len() == 12 && found == keys_of(&db), "{mode:?}: {found:?}");
+    }
+}
+
+/// A recovery to a point in time has abandoned the second segment of a new database, whose first one has no watermark.
+#[test]
+fn manifest_is_lost_beside_an_abandoned_segment() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    let p = open_partition(&db, "p");
+    for n in 1..=6 {
+        let len = if n == 3 || n == 4 { 0 } else { 20_000 };
+        p.insert(format!("k{n}"), marker_value(n) + &"x".repeat(len)).unwrap();
+    }
+    // As a worker does: syncs the first segment, and creates a spare file.
+    while db.step().unwrap() {}
+    p.insert("k7", marker_value(7)).unwrap();
+    db.persist(PersistMode::SyncData).unwrap();
+    let machine = after_kill(&machine);
+    damage_record(&machine, 3);
+    let db = open_as(&machine, 2, RecoveryMode::PointInTime).unwrap();
+    assert_eq!(keys_of(&db), ["k1", "k2"]);
+    for mode in MODES {
+        assert_eq!(keys_of(&open_rebuilt(&machine, mode)), ["k1", "k2"], "{mode:?}");
+    }
 }
 
 /// Each process that was killed during a rewrite of the WAL left segments that used the disk reserve. After a few
