@@ -405,7 +405,7 @@ impl FollowerTask<'_> {
             self.progress.tail.locate()?;
             let found = self.progress.tail.epoch();
             let epoch = found.unwrap_or(self.progress.epoch);
-            // An open creates a manifest before it begins a segment.
+            // An open creates a manifest before it begins a segment, and so does the commit behind one that has failed.
             if epoch > self.progress.epoch && self.identity()?.0 != self.progress.identity.0 {
                 return Ok(WalStop::BeforeOpen);
             }

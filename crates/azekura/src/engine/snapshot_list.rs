@@ -52,7 +52,7 @@ impl ExpiryLimits {
     /// As [`split_expiry`].
     #[inline]
     pub(crate) fn is_expired(&self, entry: &EntryRef<'_>) -> Result<bool> {
-        Ok(entry.kind.has_expiry() && split_expiry(entry.kind, entry.value)?.0 <= self.limit_ms(entry.seqno))
+        expires_by(entry, || self.limit_ms(entry.seqno))
     }
 
     /// Whether an entry has expired for every reader that begins later.
@@ -60,8 +60,13 @@ impl ExpiryLimits {
     /// # Errors
     /// As [`split_expiry`].
     pub(crate) fn is_expired_now(&self, entry: &EntryRef<'_>) -> Result<bool> {
-        Ok(entry.kind.has_expiry() && split_expiry(entry.kind, entry.value)?.0 <= self.now_ms)
+        expires_by(entry, || self.now_ms)
     }
+}
+
+#[inline]
+fn expires_by(entry: &EntryRef<'_>, limit_ms: impl FnOnce() -> u64) -> Result<bool> {
+    Ok(entry.kind.has_expiry() && split_expiry(entry.kind, entry.value)?.0 <= limit_ms())
 }
 
 /// The newest sequence number that readers may see. `db` advances it by whole commits; the trees read it.

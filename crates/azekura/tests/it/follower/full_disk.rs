@@ -87,6 +87,11 @@ struct FailingWriter {
 /// The writes of a commit.
 type Writes<'a> = &'a dyn Fn(&mut Batch, [&Partition; 2]);
 
+/// Writes this value of `k` in both partitions.
+fn put_in_both(value: &'static str) -> impl Fn(&mut Batch, [&Partition; 2]) {
+    move |batch, parts| parts.iter().for_each(|part| batch.insert(part, "k", value))
+}
+
 impl FailingWriter {
     /// `base`: commits that the follower has when it is opened.
     fn new(base: &[Writes<'_>]) -> FailingWriter {
@@ -153,15 +158,16 @@ impl FailingWriter {
         self.faults.inject(FaultPlan::new(OpKind::Open, 1, eio).in_path(".sst").forever());
     }
 
+    /// Calls `work` on another thread when the next write of the log is made, which then fails.
+    fn fail_after(&self, work: impl FnOnce() + Send + 'static) {
+        *self.hook.lock().unwrap() = Some(Box::new(|| std::thread::spawn(work).join().unwrap()));
+    }
+
     /// Makes a commit that the follower reads before it fails. Returns whether the follower has caught up.
     fn fail(&self, writes: Writes<'_>) -> bool {
         let (reader, caught_up) = (self.follower.clone(), Arc::new(AtomicBool::new(false)));
         let seen = Arc::clone(&caught_up);
-        *self.hook.lock().unwrap() = Some(Box::new(move || {
-            std::thread::scope(|scope| {
-                scope.spawn(|| seen.store(reader.catch_up().is_ok(), Ordering::SeqCst));
-            });
-        }));
+        self.fail_after(move || seen.store(reader.catch_up().is_ok(), Ordering::SeqCst));
         let failed = self.commit(&|batch, parts| {
             batch.insert(parts[0], "x", "failed"); // a commit that only removes uses the reserve
             writes(batch, parts);
@@ -499,8 +505,7 @@ fn pools_have_no_change_that_failed() {
 #[test]
 fn opened_while_a_commit_fails() {
     for records in 1..=3 {
-        let failing =
-            FailingWriter::new(&[&|batch, parts| parts.iter().for_each(|part| batch.insert(part, "k", "old"))]);
+        let failing = FailingWriter::new(&[&put_in_both("old")]);
         let fs = OpenHookFs::new(failing.machine.clone());
         let (start, started) = channel();
         let (read, was_read) = channel();
@@ -520,11 +525,11 @@ fn opened_while_a_commit_fails() {
             started.recv().unwrap();
             config(Arc::new(fs)).env(env).open_follower().unwrap()
         });
-        *failing.hook.lock().unwrap() = Some(Box::new(move || {
+        failing.fail_after(move || {
             start.send(()).unwrap();
             was_read.recv().unwrap();
-        }));
-        let failed = failing.commit(&|batch, parts| parts.iter().for_each(|part| batch.insert(part, "k", "failed")));
+        });
+        let failed = failing.commit(&put_in_both("failed"));
         assert_eq!(failed.unwrap_err().kind(), ErrorKind::OutOfSpace);
         let commit: Writes<'_> =
             &|batch, [p, _]| (0..records).for_each(|n| batch.insert(p, format!("y{n}"), "committed"));
@@ -552,15 +557,11 @@ fn position_behind_a_commit_that_failed() {
         let start = failing.follower.change_position().unwrap();
         let (reader, sent) = (failing.follower.clone(), Arc::new(Mutex::new(None)));
         let to = Arc::clone(&sent);
-        *failing.hook.lock().unwrap() = Some(Box::new(move || {
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    reader.catch_up().unwrap();
-                    let mut feed = reader.changes_since(start).unwrap();
-                    *to.lock().unwrap() = Some(feed.next().unwrap().unwrap().position());
-                });
-            });
-        }));
+        failing.fail_after(move || {
+            reader.catch_up().unwrap();
+            let mut feed = reader.changes_since(start).unwrap();
+            *to.lock().unwrap() = Some(feed.next().unwrap().unwrap().position());
+        });
         let failed = failing.commit(&|batch, [p, _]| ["x", "k"].iter().for_each(|key| batch.insert(p, key, "failed")));
         assert_eq!(failed.unwrap_err().kind(), ErrorKind::OutOfSpace);
         let position = sent.lock().unwrap().take().unwrap();
@@ -589,11 +590,9 @@ fn position_behind_a_commit_that_failed() {
 /// The feed went on behind the change, which readers of the feed had seen.
 #[test]
 fn feed_is_opened_beside_the_commit_behind_a_failed_one() {
-    let failing = FailingWriter::new(&[&|batch, parts| parts.iter().for_each(|part| batch.insert(part, "k", "old"))]);
+    let failing = FailingWriter::new(&[&put_in_both("old")]);
     let reader = failing.follower.clone();
-    *failing.hook.lock().unwrap() = Some(Box::new(move || {
-        std::thread::scope(|scope| _ = scope.spawn(|| reader.catch_up().unwrap()).join().unwrap());
-    }));
+    failing.fail_after(move || _ = reader.catch_up().unwrap());
     assert_eq!(failing.q.insert("x", "failed").unwrap_err().kind(), ErrorKind::OutOfSpace);
     let behind_failed = failing.follower.change_position().unwrap();
     let p = failing.p.clone();
@@ -611,11 +610,7 @@ fn checkpoint_while_a_commit_fails() {
     let failing = FailingWriter::new(&[&|batch, [p, _]| batch.insert(p, "k", "old")]);
     let position = failing.follower.change_position().unwrap();
     let reader = failing.follower.clone();
-    *failing.hook.lock().unwrap() = Some(Box::new(move || {
-        std::thread::scope(|scope| {
-            scope.spawn(|| reader.checkpoint("/copy").unwrap());
-        });
-    }));
+    failing.fail_after(move || reader.checkpoint("/copy").unwrap());
     let failed = failing.commit(&|batch, [p, _]| ["x", "k"].iter().for_each(|key| batch.insert(p, key, "failed")));
     assert_eq!(failed.unwrap_err().kind(), ErrorKind::OutOfSpace);
     failing.commit(&|batch, [p, _]| (0..2).for_each(|n| batch.insert(p, format!("y{n}"), "committed"))).unwrap();
@@ -658,23 +653,20 @@ fn pending_pool_behind_opens_without_commits() {
 /// no space all the same, the commit fails, and a later one succeeds.
 #[test]
 fn manifest_behind_a_failed_commit_has_no_space() {
-    let put = |value: &'static str| {
-        move |batch: &mut Batch, parts: [&Partition; 2]| parts.iter().for_each(|part| batch.insert(part, "k", value))
-    };
     // The present manifest was created under the same name, and is synced before.
     for (op, nth) in [(OpKind::Create, 1), (OpKind::Write, 2), (OpKind::Sync, 2), (OpKind::Rename, 1)] {
         for (is_lasting, is_killed) in [(false, false), (true, true), (true, false)] {
-            let mut failing = FailingWriter::new(&[&put("old")]);
+            let mut failing = FailingWriter::new(&[&put_in_both("old")]);
             let before = failing.writer.change_position().unwrap();
-            failing.fail(&put("failed"));
+            failing.fail(&put_in_both("failed"));
             let full = FaultPlan::new(op, nth, Fault::Error(io::ErrorKind::StorageFull)).in_path("MANIFEST.tmp");
             failing.writer_faults.inject(if is_lasting { full.forever() } else { full });
             if is_lasting {
-                let failed = failing.commit(&put("no space")).map_err(|error| error.kind());
+                let failed = failing.commit(&put_in_both("no space")).map_err(|error| error.kind());
                 assert_eq!(failed, Err(ErrorKind::OutOfSpace), "{op:?}");
                 failing.writer_faults.clear_faults();
             }
-            failing.commit(&put("committed")).unwrap();
+            failing.commit(&put_in_both("committed")).unwrap();
             assert_eq!(failing.writer_faults.fault_count(), if is_lasting { 2 } else { 1 }, "{op:?}");
             let fs: Arc<dyn Fs> = Arc::new(failing.machine.clone());
             let ends = inspect::wal_ends(&fs, failing.writer.path()).unwrap();
@@ -696,19 +688,14 @@ fn crashes_behind_a_failed_commit() {
     for (n, survival) in [Survival::Everything, Survival::Nothing, Survival::Random].into_iter().enumerate() {
         // Before the first sync, power loss may keep the write that has failed, and not that which undoes it.
         for ops in u64::from(survival == Survival::Random)..200 {
-            let put = |value: &'static str| {
-                move |batch: &mut Batch, parts: [&Partition; 2]| {
-                    parts.iter().for_each(|part| batch.insert(part, "k", value));
-                }
-            };
-            let mut failing = FailingWriter::new(&[&put(VALUES[0])]);
+            let mut failing = FailingWriter::new(&[&put_in_both(VALUES[0])]);
             failing.writer.persist(PersistMode::SyncAll).unwrap();
-            failing.commit(&put(VALUES[1])).unwrap();
-            failing.fail(&put("failed"));
+            failing.commit(&put_in_both(VALUES[1])).unwrap();
+            failing.fail(&put_in_both("failed"));
             failing.machine.freeze_after(Some(ops));
             let (mut written, mut synced) = (1, 0);
             for (value, n) in VALUES.iter().zip(0..).skip(2) {
-                written = if failing.commit(&put(value)).is_ok() { n } else { break };
+                written = if failing.commit(&put_in_both(value)).is_ok() { n } else { break };
                 synced = if failing.writer.persist(PersistMode::SyncData).is_ok() { n } else { synced };
             }
             let is_over = !failing.machine.is_frozen();
@@ -738,7 +725,7 @@ fn large_manifest_behind_a_failed_commit() {
     for tables in [4, 48] {
         let failing =
             FailingWriter::new(&[&|batch, [p, _]| ["k", "l"].iter().for_each(|key| batch.insert(p, key, "old"))]);
-        let FailingWriter { machine, hook, config, .. } = &failing;
+        let FailingWriter { machine, config, .. } = &failing;
         failing.writer.delete_partition_by_name("q").unwrap();
         for n in 0..tables {
             let part = partition(&failing.writer, &format!("t{n}"));
@@ -755,7 +742,7 @@ fn large_manifest_behind_a_failed_commit() {
         let manifest = machine.open(&writer.path().join("MANIFEST"), OpenMode::Read).unwrap().length().unwrap();
         assert!(manifest > tables * 100_000, "{manifest}");
         machine.set_capacity(Some(machine.used_space()));
-        *hook.lock().unwrap() = Some(Box::new(|| ()));
+        failing.fail_after(|| ());
         assert_eq!(p.insert("x", "failed").unwrap_err().kind(), ErrorKind::OutOfSpace);
         p.remove("k").unwrap();
         p.flush().unwrap();
@@ -770,15 +757,13 @@ fn large_manifest_behind_a_failed_commit() {
 /// Regression: a follower was stale behind a gap whose write had failed, though no commit had failed that it had read.
 #[test]
 fn gap_that_failed_is_no_commit() {
-    let failing = FailingWriter::new(&[&|batch, parts| parts.iter().for_each(|part| batch.insert(part, "k", "old"))]);
+    let failing = FailingWriter::new(&[&put_in_both("old")]);
     // A single change that fails leaves out its number.
-    *failing.hook.lock().unwrap() = Some(Box::new(|| ()));
+    failing.fail_after(|| ());
     assert_eq!(failing.q.insert("x", "failed").unwrap_err().kind(), ErrorKind::OutOfSpace);
     let follower = config(Arc::new(failing.machine.clone())).open_follower().unwrap();
     let reader = follower.clone();
-    *failing.hook.lock().unwrap() = Some(Box::new(move || {
-        std::thread::scope(|scope| _ = scope.spawn(|| reader.catch_up().unwrap()).join().unwrap());
-    }));
+    failing.fail_after(move || _ = reader.catch_up().unwrap());
     failing.writer.clone().close().unwrap();
     assert!(failing.hook.lock().unwrap().is_none(), "the gap was written");
     for _ in 0..2 {
