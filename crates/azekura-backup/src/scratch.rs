@@ -26,8 +26,18 @@ impl Scratch {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        remove_left_over(parent, &format!("{stem}{MARK}"));
-        let dir = parent.join(format!("{stem}{MARK}{}{END}", hex(&random::<4>()?)));
+        let start = format!("{stem}{MARK}");
+        remove_left_over(parent, &start);
+        loop {
+            let scratch = Scratch::create(parent.join(format!("{start}{}{END}", hex(&random::<4>()?))))?;
+            // Another call may have found the file before it was locked, and removed the directory.
+            if scratch.dir.join(LOCK).exists() {
+                return Ok(scratch);
+            }
+        }
+    }
+
+    fn create(dir: PathBuf) -> Result<Scratch> {
         let failed = |error| BackupError::io("create the scratch directory", &dir, error);
         fs::create_dir(&dir).map_err(failed)?;
         let locked = File::create_new(dir.join(LOCK)).and_then(|lock| {
@@ -51,8 +61,16 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.dir));
+        remove(&self.dir);
     }
+}
+
+/// Removes the directory, its lock file last, so that a later call removes the rest if this process is killed.
+fn remove(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten().filter(|entry| entry.file_name() != LOCK) {
+        drop(fs::remove_dir_all(entry.path()));
+    }
+    drop(fs::remove_dir_all(dir));
 }
 
 /// Removes the directories of processes that have ended. One whose lock does not exist yet is left.
@@ -62,7 +80,7 @@ fn remove_left_over(parent: &Path, start: &str) {
         let is_one = name.to_str().is_some_and(|name| name.starts_with(start) && name.ends_with(END));
         let Some(lock) = is_one.then(|| File::open(entry.path().join(LOCK)).ok()).flatten() else { continue };
         if lock.try_lock().is_ok() {
-            drop(fs::remove_dir_all(entry.path()));
+            remove(&entry.path());
         }
     }
 }
@@ -73,4 +91,31 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     let failed = |error: getrandom::Error| BackupError::io("get random bytes", "", std::io::Error::other(error));
     getrandom::fill(&mut bytes).map_err(failed)?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// A backup that began removed the directory of another one between the creation of its file and its lock.
+    #[test]
+    fn directories_of_calls_at_the_same_time_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !ended.load(Ordering::Relaxed) {
+                        remove_left_over(dir.path(), "db.azekura-backup-");
+                    }
+                });
+            }
+            let is_kept = |scratch: Scratch| fs::create_dir(scratch.checkpoint()).is_ok();
+            let kept = (0..2_000).all(|_| Scratch::new(Path::new("db"), Some(dir.path())).is_ok_and(is_kept));
+            ended.store(true, Ordering::Relaxed);
+            assert!(kept);
+        });
+    }
 }

@@ -1,11 +1,22 @@
 //! Databases that the crate `sled` wrote.
 
-use sled::Config;
+use std::fs::File;
+
+use sled::{Config, Db};
 
 use super::source::{
     Entries, assert_foreign_sources_refused, assert_imported, assert_refused, count_refused_damage, numbered, stored,
 };
 use crate::fixture::CliFixture;
+
+/// Closes the database `s`, and waits until nothing holds its lock. Sled does not unlock the file, so threads of sled,
+/// and a child that another test is just starting, may hold the lock a moment longer.
+fn close(p: &CliFixture, db: Db) {
+    drop(db);
+    let file = File::open(p.path("s/db")).unwrap();
+    file.lock().unwrap();
+    file.unlock().unwrap();
+}
 
 fn write(p: &CliFixture, trees: &[(&str, Entries)]) {
     let db = Config::new().path(p.path("s")).open().unwrap();
@@ -14,6 +25,7 @@ fn write(p: &CliFixture, trees: &[(&str, Entries)]) {
         entries.iter().for_each(|(key, value)| drop(tree.insert(key, &**value).unwrap()));
     }
     db.flush().unwrap();
+    close(p, db);
 }
 
 #[test]
@@ -59,7 +71,7 @@ fn names_that_are_not_utf8_are_refused() {
     write(&p, &[("users", numbered(0, 10))]);
     let db = Config::new().path(p.path("s")).open().unwrap();
     db.open_tree(b"\xff").unwrap().insert("k", "v").unwrap();
-    drop(db);
+    close(&p, db);
     let error = assert_refused(&p, "--from sled s", 3);
     assert!(error["message"].as_str().unwrap().contains("\\xff"), "{error}");
     p.ok("import --db d --from sled s --table users");
@@ -96,7 +108,8 @@ fn database_with_freed_segments_is_imported() {
     }
     db.flush().unwrap();
     let entries: Entries = tree.iter().map(Result::unwrap).map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
-    drop((tree, db));
+    drop(tree);
+    close(&p, db);
     let ran = p.run("import --db d --from sled s");
     assert!(ran.code == Some(0) || ran.err.contains("--allow-torn-log"), "{ran:?}");
     p.ok("import --db d --from sled s --allow-torn-log");
