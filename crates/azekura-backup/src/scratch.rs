@@ -103,12 +103,12 @@ mod tests {
     #[test]
     fn directories_of_calls_at_the_same_time_are_kept() {
         let dir = tempfile::tempdir().unwrap();
-        let ended = AtomicBool::new(false);
+        let (start, ended) = (format!("db{MARK}"), AtomicBool::new(false));
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !ended.load(Ordering::Relaxed) {
-                        remove_left_over(dir.path(), "db.azekura-backup-");
+                        remove_left_over(dir.path(), &start);
                     }
                 });
             }

@@ -24,11 +24,11 @@ use crate::pmem::pool::{self, ImageHeader, PAGE_LEN, PoolFileKind};
 use crate::table::format::TableOrigin;
 use crate::table::reader::TableReader;
 use crate::vfs::open_files::{DataFileKind, DataFiles, FileAccess, parse_data_file_name};
-use crate::vfs::{Fs, OpenMode};
+use crate::vfs::{File, Fs, OpenMode};
 use crate::wal::WalCommit;
 use crate::wal::format::{
     IngestMarker, IngestNote, SEGMENT_HEADER_LEN, WalRecordIter, WalSegmentHeader, blob_pointers, parse_segment_name,
-    segment_name, visit_commits, whole_through,
+    segment_path, visit_commits, whole_through,
 };
 use crate::wal::reader::find_segment_file;
 
@@ -411,7 +411,7 @@ impl ManifestRebuild {
             known.max(flushed.get(&id).copied()).is_some_and(|through| seqno <= through)
         };
         for (number, header) in segments.by_epoch.values() {
-            let Ok(file) = self.fs.open(&self.dir.join(segment_name(*number)), OpenMode::Read) else { continue };
+            let Ok(file) = self.open_segment(*number) else { continue };
             // The replay reports what cannot be read.
             let _ = visit_commits(header, &*file, &mut |commit| {
                 for (id, seqno, pointer) in blob_pointers(&commit).unwrap_or_default() {
@@ -477,8 +477,7 @@ impl ManifestRebuild {
         let Some(from) = segments.complete_from() else { return damaged };
         let mut through = SeqNo::ZERO;
         for (number, header) in segments.by_epoch.values() {
-            let opened = self.fs.open(&self.dir.join(segment_name(*number)), OpenMode::Read);
-            let visited = opened.and_then(|file| {
+            let visited = self.open_segment(*number).and_then(|file| {
                 visit_commits(header, &*file, &mut |commit| through = through.max(last_seqno(&commit)))
             });
             if !visited.is_ok_and(|is_undamaged| is_undamaged) {
@@ -773,7 +772,7 @@ impl ManifestRebuild {
         for (epoch, (number, header)) in &segments.by_epoch {
             self.state.raise_next_numbers(number.0 + 1, 0, epoch.0.saturating_add(1));
             self.state.wal_segments.insert(*epoch, *number);
-            let Ok(file) = self.fs.open(&self.dir.join(segment_name(*number)), OpenMode::Read) else { continue };
+            let Ok(file) = self.open_segment(*number) else { continue };
             // The replay reports what cannot be read.
             let _ = visit_commits(header, &*file, &mut |commit| {
                 self.visit_commit(&commit, tables, &mut facts, &mut written, &mut newest_range_delete);
@@ -839,9 +838,12 @@ impl ManifestRebuild {
             find(*number).is_ok_and(|found| found.is_ok_and(|segment| segment.is_of_rewrite(&*self.fs)))
         };
         let is_followed = others.iter().any(|(_, (_, header))| chain.contains(&header.previous_epoch));
+        if is_followed || !rewritten.iter().all(has_no_mark) {
+            return false;
+        }
         let first = rewritten.iter().map(|(_, (_, header))| header.first_seqno).min();
         let last = others.iter().map(|(_, other)| self.last_commit(other).unwrap_or(Some(SeqNo::MAX))).max().flatten();
-        !is_followed && first <= last && rewritten.iter().all(has_no_mark) && self.whole_through(&rewritten) < last
+        first <= last && self.whole_through(&rewritten) < last
     }
 
     /// The last sequence number of successive segments before the first one that is missing.
@@ -851,17 +853,21 @@ impl ManifestRebuild {
             if last.is_some_and(|last| header.first_seqno != next_seqno(last)) {
                 break;
             }
-            let file = self.fs.open(&self.dir.join(segment_name(*number)), OpenMode::Read);
-            let Ok(end) = file.and_then(|file| whole_through(header, &*file)) else { break };
+            let end = self.open_segment(*number).and_then(|file| whole_through(header, &*file));
+            let Ok(end) = end else { break };
             last = Some(end);
         }
         last
     }
 
+    fn open_segment(&self, number: FileNumber) -> Result<Arc<dyn File>> {
+        self.fs.open(&segment_path(&self.dir, number), OpenMode::Read)
+    }
+
     /// The last sequence number of the commits of a segment that can be read.
     fn last_commit(&self, (number, header): &FoundSegment) -> Result<Option<SeqNo>> {
         let mut last = None;
-        let file = self.fs.open(&self.dir.join(segment_name(*number)), OpenMode::Read)?;
+        let file = self.open_segment(*number)?;
         visit_commits(header, &*file, &mut |commit| last = last.max(Some(last_seqno(&commit))))?;
         Ok(last)
     }

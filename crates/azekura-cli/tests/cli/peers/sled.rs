@@ -9,6 +9,10 @@ use super::source::{
 };
 use crate::fixture::CliFixture;
 
+fn open(p: &CliFixture) -> Db {
+    Config::new().path(p.path("s")).open().unwrap()
+}
+
 /// Closes the database `s`, and waits until nothing holds its lock. Sled does not unlock the file, so threads of sled,
 /// and a child that another test is just starting, may hold the lock a moment longer.
 fn close(p: &CliFixture, db: Db) {
@@ -19,7 +23,7 @@ fn close(p: &CliFixture, db: Db) {
 }
 
 fn write(p: &CliFixture, trees: &[(&str, Entries)]) {
-    let db = Config::new().path(p.path("s")).open().unwrap();
+    let db = open(p);
     for (name, entries) in trees {
         let tree = db.open_tree(if *name == "default" { "__sled__default" } else { name }).unwrap();
         entries.iter().for_each(|(key, value)| drop(tree.insert(key, &**value).unwrap()));
@@ -60,7 +64,7 @@ fn empty_and_foreign_sources() {
 fn open_database_is_locked() {
     let p = CliFixture::new();
     write(&p, &[("users", numbered(0, 10))]);
-    let db = Config::new().path(p.path("s")).open().unwrap();
+    let db = open(&p);
     assert_refused(&p, "--from sled s", 4);
     drop(db);
 }
@@ -69,7 +73,7 @@ fn open_database_is_locked() {
 fn names_that_are_not_utf8_are_refused() {
     let p = CliFixture::new();
     write(&p, &[("users", numbered(0, 10))]);
-    let db = Config::new().path(p.path("s")).open().unwrap();
+    let db = open(&p);
     db.open_tree(b"\xff").unwrap().insert("k", "v").unwrap();
     close(&p, db);
     let error = assert_refused(&p, "--from sled s", 3);
@@ -101,7 +105,7 @@ fn long_key_is_named_and_changes_nothing() {
 #[test]
 fn database_with_freed_segments_is_imported() {
     let p = CliFixture::new();
-    let db = Config::new().path(p.path("s")).open().unwrap();
+    let db = open(&p);
     let tree = db.open_tree("users").unwrap();
     for n in 0..60_000u32 {
         tree.insert((n.wrapping_mul(2_654_435_761) >> 20).to_be_bytes(), vec![n as u8; 200]).unwrap();

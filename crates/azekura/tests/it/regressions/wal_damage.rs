@@ -649,8 +649,7 @@ fn manifest_is_lost_when_a_salvage_was_stopped() {
         let cut_short = base.fork();
         cut_short.freeze_after(Some(op));
         drop(open_as(&cut_short, 3, RecoveryMode::Salvage));
-        let killed = cut_short.fork();
-        killed.crash(Survival::Everything, 0);
+        let killed = after_kill(&cut_short);
         for mode in [RecoveryMode::Strict, RecoveryMode::PointInTime] {
             let found = keys_of(&open_rebuilt(&killed, mode)).len();
             assert!(found == 16 || found == 22, "{op}, {mode:?}: {found}");
